@@ -706,6 +706,46 @@ TEST_CASE("a rank that dies while the job comes together is named at once", "[re
     CHECK(ddp::monotonic_clock::now() - start < 3s);
 }
 
+TEST_CASE("the store keeps no value that is too long, and no more than it needs", "[rendezvous][tcp]") {
+    using ddp::detail::store_head, ddp::detail::store_op;
+    bool const many = GENERATE(false, true);
+    CAPTURE(many);
+    listener const at;
+    auto zero = std::async(std::launch::async, [&] { return outcomes({job_of(0, 2, at.port)}, at, quick()); });
+    ddp::detail::store_hello hello;
+    hello.rank = 1;
+    hello.size = 2;
+    int const fd = dial(at.port);
+    REQUIRE(::write(fd, &hello, sizeof hello) == static_cast<ssize_t>(sizeof hello));
+    auto const send = [fd](store_head const& head, std::string const& rest) {
+        std::string request;
+        ddp::detail::append(request, ddp::bytes_of(head));
+        request += rest;
+        return ::send(fd, request.data(), request.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(request.size());
+    };
+    std::size_t puts = 0;
+    if (many) {
+        std::array<char, 4096> answers;
+        for (; puts < 2000; ++puts) {
+            std::string const key = "k" + std::to_string(puts), value(16, 'v');
+            if (!send({store_op::put, static_cast<std::uint32_t>(key.size()), 16, 0}, key + value)) break;
+            if (puts % 64 == 0) static_cast<void>(::recv(fd, answers.data(), answers.size(), MSG_DONTWAIT));
+        }
+    } else {
+        REQUIRE(send({store_op::put, 3, store_head::max_value + 1, 0}, "key"));
+    }
+    std::string const said = zero.get().front();
+    CAPTURE(said, puts);
+    CHECK(has(said, "rank 1 ("));
+    CHECK(has(said, ") sent bytes during start-up that ddp did not write"));
+    std::array<char, 4096> rest;
+    ssize_t got = 0;
+    while ((got = ::recv(fd, rest.data(), rest.size(), 0)) > 0) {
+    }
+    CHECK(got <= 0);
+    ::close(fd);
+}
+
 TEST_CASE("a rank that ends or stops while others connect to it is named at once, not who waits for it",
           "[rendezvous][tcp]") {
     bool const stops = GENERATE(false, true);
