@@ -236,6 +236,7 @@ class Throws(FaultCase):
                 self.strike(3, ["1:throw:bind:0"], r"^DDP-E206 remote exception: rank 1 failed in its own code", [1],
                             "tensors=3", "elements=1000000")
 
+    @unittest.skipUnless(SCALE == 1, "sanitizers need memory")
     def test_without_memory_while_large_messages_are_under_way(self):
         # Half of a frame is written: the rest of it, and the record, need memory that must be there already.
         words = ("tensors=3", "elements=300000", "bucket=1000000", "algorithm=naive")
@@ -718,7 +719,7 @@ class LittleMemory(FaultCase):
                 failed += 1
                 self.assertNotIn(0, codes, job.story())
                 self.assertEqual(len(texts), 1, job.story())
-                self.assertRegex(min(texts), r"^DDP-E\d+ [a-z ]+: rank 1\b", job.story())
+                self.assertRegex(min(texts), r"^DDP-E\d+ [a-z ]+: (rank 1\b|ranks \{1\} never joined)", job.story())
                 self.assertNotIn("exited cleanly", min(texts), job.story())
                 self.assertRegex(job.ranks[1].err, "memory", job.story())
         self.assertGreater(failed, 2)
@@ -776,8 +777,10 @@ class Strangers(FaultCase):
             end = time.monotonic() + DEADLINE
             while len(found := listening_ports(job.ranks[0].pid) + listening_ports(job.ranks[1].pid)) < 3 and time.monotonic() < end:
                 time.sleep(0.01)
-            with open("/proc/net/tcp") as tcp, open("/proc/net/tcp6") as tcp6:
-                rows = [line.split() for line in [*tcp.readlines()[1:], *tcp6.readlines()[1:]]]
+            rows = []
+            for table in filter(os.path.exists, ("/proc/net/tcp", "/proc/net/tcp6")):  # a kernel may lack IPv6
+                with open(table) as lines:
+                    rows += [line.split() for line in lines.readlines()[1:]]
             places = [row[1] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) in found]
             self.assertEqual({place.partition(":")[0] for place in places}, {"0100007F"}, f"{found}: {places}")
             self.assertEqual(len(places), 3, "the rendezvous, and a port of each rank")

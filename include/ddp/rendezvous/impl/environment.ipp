@@ -202,7 +202,7 @@ inline constexpr std::size_t torchrun_source = 1, slurm_source = 2;
         text += concat({"rank ", j.rank, " of ", j.size, "; local rank ", j.local_rank, " of ", j.local_size, "\n"});
         text += concat({"meeting at ", printable(j.master_addr), ":", j.master_port, " (", meeting, ")\n"});
         if (j.port_is_launchers) text += "that port is torchrun's own: rank 0 takes one of the next\n";
-        if (!j.id.empty()) text += concat({"job ", j.id, "\n"});
+        if (!j.id.empty()) text += concat({"job ", printable(j.id), "\n"});
         if (env.has("SLURM_NTASKS_PER_NODE") && env.has("SLURM_STEP_TASKS_PER_NODE") && source == slurm_source &&
             first->local_size != env.number("SLURM_NTASKS_PER_NODE", 1, most_ranks, "the tasks of each node"))
             conflicts += concat({"conflict: ", env.list({"SLURM_NTASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"}),

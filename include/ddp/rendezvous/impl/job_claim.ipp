@@ -202,7 +202,7 @@ namespace ddp::detail {
     if (!env.has("PMIX_RANK") || (size.empty() && env.has("PMI_SIZE"))) return std::nullopt;  // PMI says both
     if (size.empty())
         throw environment_error(
-            concat({"PMIX_RANK=", env.text("PMIX_RANK").value_or(""), " says which rank this is, but PMIx has no ",
+            concat({"PMIX_RANK=", printable(env.known("PMIX_RANK")), " says which rank this is, but PMIx has no ",
                     "variable for the number of ranks. Set WORLD_SIZE, MASTER_ADDR and MASTER_PORT for all ranks, or ",
                     "build the program with MPI (<ddp/rendezvous/run_mpi.hpp>, target ddp::mpi)"}));
     return manager_claim(env, "PMIX_RANK", size, "LOCAL_RANK", "LOCAL_WORLD_SIZE");

@@ -33,9 +33,9 @@ public:
         continued_ = at;
         stopped_ = stopped;
     }
-    /// What this rank publishes for `record`: it reports itself if the peer has ended the connection while it was stopped.
+    /// What this rank publishes for `record` if all connections have ended: it reports itself if they did while it was stopped.
     [[nodiscard]] failure own_record(failure record) const noexcept {
-        if (record.kind != failure_kind::closed || !left_behind_) return record;
+        if (record.is_verdict || record.kind != failure_kind::closed || !left_behind_) return record;
         record.kind = failure_kind::silent;
         record.code = errc::peer_silent;
         record.text = news_.of(record.peer).record.text;
@@ -88,7 +88,7 @@ public:
     }
     /// The stream ended without goodbye, and no record of the peer's has come since.
     void close_without_goodbye(Link& l) noexcept {
-        left_behind_ |= stopped_.count() != 0 && l.ended >= continued_ && l.ended - continued_ < soon;
+        left_behind_ |= stopped_.count() != 0 && l.ended >= continued_ - stopped_ && l.ended < continued_ + soon;
         std::array<char, 128> why{};
         std::snprintf(why.data(), why.size(), "%s%s", l.why ? l.why.message().c_str() : "end of file",
                       l.in.in_frame() ? ", inside a message" : "");
@@ -115,7 +115,7 @@ public:
     }
 
 private:
-    static constexpr std::chrono::milliseconds soon{500};
+    static constexpr std::chrono::seconds soon{1};
     void distrust(Link& l) noexcept {
         l.in.discard_input();
         close(l, errc::frame, "a record of a rank that does not exist, or of another than its sender");

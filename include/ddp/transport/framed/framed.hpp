@@ -173,7 +173,8 @@ public:
     }
 
     void abort(failure const& record) noexcept {
-        failure const own = endings_.own_record(record);
+        bool const alone = std::none_of(links_.begin(), links_.end(), [](auto const& l) { return l->in_open; });
+        failure const own = alone ? endings_.own_record(record) : record;
         for (auto const& l : links_) {
             if (!aborted_) l->in.discard_messages();
             l->out.abort(own);

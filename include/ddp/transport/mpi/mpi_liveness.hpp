@@ -39,8 +39,10 @@ public:
     [[nodiscard]] bool is_to_tell(time_point at, bool moved) noexcept {
         bool const waited = at - std::exchange(asked_, at) < times_.heartbeat / 4;
         if (moved || !waited) waits_since_ = at;
-        if (at - waits_since_ < times_.heartbeat || told_ == mark_.fingerprint) return false;
-        told_ = mark_.fingerprint;
+        bool const told =
+            told_.same_group(mark_) && told_.number == mark_.number && told_.fingerprint == mark_.fingerprint;
+        if (told || at - waits_since_ < times_.heartbeat) return false;
+        told_ = mark_;
         return true;
     }
 
@@ -93,7 +95,7 @@ private:
     std::vector<peer> peers_;
     mark mark_;
     time_point asked_ = {}, due_ = {}, waits_since_ = {};
-    std::uint64_t told_ = 0;  // the fingerprint of the mark that peers were told last
+    mark told_;  // what peers were told last
 };
 
 }  // namespace ddp::detail::mpi
