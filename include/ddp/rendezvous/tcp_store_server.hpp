@@ -212,13 +212,13 @@ private:
         for (int turn = 0; !v.gone && (turn < 16 || v.stream.buffered()); ++turn) {
             stream_result const r = v.stream.read_some({&all, 1});
             if (r.status == stream_status::would_block) break;
-            if (r.status != stream_status::ok) return hang_up(v, " ended during start-up; its own output says why");
+            if (r.status != stream_status::ok) return hang_up(v);
             detail::append(v.in, all.first(r.bytes));
             v.heard = monotonic_clock::now();
             if (!parse(v)) hang_up(v, " sent bytes during start-up that ddp did not write");
         }
     }
-    [[gnu::cold]] void hang_up(visitor& v, char const* why) {
+    [[gnu::cold]] void hang_up(visitor& v, char const* why = " ended during start-up; its own output says why") {
         if (v.rank >= 0 && failure_.empty() && !v.accused && !done(v.rank)) failure_ = name(v) + why;
         v.gone = true;
     }
@@ -363,7 +363,7 @@ private:
             stream_result const r = out.empty() ? v.stream.flush() : v.stream.write_some({&out, 1});
             v.out.erase(0, r.bytes);
             if (r.status == stream_status::would_block) return;
-            if (r.status != stream_status::ok) return hang_up(v, " ended during start-up; its own output says why");
+            if (r.status != stream_status::ok) return hang_up(v);
         }
         if (v.done && !v.gone && v.out.empty()) v.stream.shutdown_send();  // it closes its end once it has read that
     }

@@ -115,7 +115,7 @@ public:
     }
 
 private:
-    static constexpr std::chrono::seconds soon{1};
+    static constexpr std::chrono::seconds soon{1};  // to read what had arrived before the end of a stream
     void distrust(Link& l) noexcept {
         l.in.discard_input();
         close(l, errc::frame, "a record of a rank that does not exist, or of another than its sender");
