@@ -301,9 +301,8 @@ int main(int argc, char** argv) {
         .add("load", with.load, "begin with the weights in this file")
         .add("checkpoint", with.checkpoint, "keep checkpoints in this directory")
         .add("every", with.every,
-             "steps from one checkpoint to the next; 0: only when SIGTERM or SIGUSR1 stops training. With --strategy: "
-             "at "
-             "the next meeting")
+             "steps from one checkpoint to the next; 0: only when a signal stops training. With --strategy: "
+             "at the next meeting")
         .add("keep", with.keep, "keep this many of the newest checkpoints", 1)
         .add("resume", with.resume, "go on from the newest checkpoint, if there is one")
         .add("background", with.background, "write checkpoints while training goes on")

@@ -100,13 +100,20 @@ TEST_CASE("ranks that are out of data hear of a request, or make one, and so do 
     }
 }
 
-TEST_CASE("SIGTERM and SIGUSR1 set a flag while a guard lives, and are what they were afterwards", "[checkpoint]") {
+namespace {
+std::sig_atomic_t volatile interrupts = 0;
+}
+
+TEST_CASE("SIGTERM, SIGUSR1 and SIGINT set a flag while a guard lives, and are what they were afterwards",
+          "[checkpoint]") {
     auto const handler_of = [](int signo) {
         struct ::sigaction now{};
         ::sigaction(signo, nullptr, &now);
         return now.sa_handler;
     };
-    for (int const signo : {SIGTERM, SIGUSR1}) {
+    for (int const signo : {SIGTERM, SIGUSR1, SIGINT}) {
+        using handler = void (*)(int);
+        std::signal(signo, signo == SIGINT ? handler([](int) { interrupts = interrupts + 1; }) : SIG_DFL);
         auto const before = handler_of(signo);
         {
             stop_signals const one;
@@ -125,8 +132,13 @@ TEST_CASE("SIGTERM and SIGUSR1 set a flag while a guard lives, and are what they
         REQUIRE_FALSE(later.received());
         std::signal(signo, SIG_IGN);  // the program's own
     }
+    REQUIRE(interrupts == 1);  // the second one: the first set the flag
     REQUIRE(handler_of(SIGTERM) == SIG_IGN);
-    std::signal(SIGTERM, SIG_DFL);
-    std::signal(SIGUSR1, SIG_DFL);
+    {
+        stop_signals const one;  // SIGINT is ignored, as under nohup: it stays so
+        std::raise(SIGINT);
+        REQUIRE_FALSE(one.received());
+    }
+    for (int const signo : {SIGTERM, SIGUSR1, SIGINT}) std::signal(signo, SIG_DFL);
     STATIC_REQUIRE(exit_to_be_resumed == 75);
 }

@@ -157,14 +157,13 @@ def under_ddprun(make):
 
 def row_16(draw, size):
     """A signal to ddprun or to one rank of a job that trains. Where the program stops on request all ranks stop after the same
-    step and save, and the job that is started again ends as if nothing had been. SIGINT, or any signal where it does not, ends
-    the job."""
+    step and save, and the job that is started again ends as if nothing had been. Where it does not, the signal ends the job."""
     words, messages, secured = drawn_job(draw)
     signo = draw.choice((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
     victim = draw.choice((None, draw.randrange(size)))
     stops, every = draw.random() < 0.7, draw.choice((0, 5))
     pause = draw.uniform(0.0, 0.25) * SCALE
-    asks = stops and signo != signal.SIGINT
+    asks = stops
     name = signo.name
 
     def trial():

@@ -161,7 +161,7 @@ class Checkpoints(unittest.TestCase):
         return max((int(n[5:]) for n in names if re.fullmatch(r"step-\d{12}", n)), default=0)
 
     def test_a_signal_to_one_rank_stops_all_and_loses_nothing(self):
-        for signo in (signal.SIGTERM, signal.SIGUSR1):
+        for signo in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             with self.subTest(signo=signo), tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
                 directory = os.path.join(parent, "kept")
                 words = ("--checkpoint", directory, "--every", "7", "--resume")
@@ -346,6 +346,7 @@ class Checkpoints(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored, and ranks would honour that
     if "--kills" in sys.argv:
         at = sys.argv.index("--kills")
         KILLS = int(sys.argv[at + 1])

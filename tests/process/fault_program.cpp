@@ -17,7 +17,7 @@
 // flip_gradient (reduced: of the mean gradient that this rank steps with) flip a bit: WHERE = 32 * element + bit.
 // momentum=0.9: the optimizer has a state. nonfinite=stop or skip, agreement=N: of training_options; with goes_on=1 a
 // rank that gets E105 goes on with the next step.
-// checkpoint=DIRECTORY: steps alone, resumed from the newest checkpoint there. every=N saves; with stops=1, SIGTERM and
+// checkpoint=DIRECTORY: steps alone, resumed from the newest checkpoint there. every=N saves; with stops=1, SIGTERM, SIGINT and
 // SIGUSR1 to any rank make all save, and end with 75.
 // apart=N: after training, all ranks but rank 0 share N doubles each, in a group of their own.
 //

@@ -1,11 +1,13 @@
 /// \file
-/// stop_signals: turns SIGTERM and SIGUSR1 into a flag that a training loop can query.
+/// stop_signals: turns SIGTERM, SIGUSR1 and the first SIGINT into a flag that a training loop can query.
 #pragma once
 
 #include <ddp/core/language.hpp>  // first
 
+#include <array>
 #include <atomic>
 #include <csignal>
+#include <cstddef>
 #include <mutex>
 
 namespace ddp {
@@ -13,7 +15,8 @@ namespace ddp {
 /// The exit code of a program that has saved its training and should be started again: EX_TEMPFAIL of sysexits.h.
 inline constexpr int exit_to_be_resumed = 75;
 
-/// While an object of this class exists, SIGTERM and SIGUSR1 do not end the process but set a flag:
+/// While an object of this class exists, SIGTERM, SIGUSR1 and the first SIGINT (Ctrl-C) do not end the process but set a
+/// flag; a second SIGINT has the effect that it had before: as a rule, it ends the process:
 ///
 ///     ddp::stop_signals const signals;
 ///     while (auto const batch = batches.next()) {
@@ -34,27 +37,36 @@ public:
         std::lock_guard const guard(lock_);
         if (users_++ != 0) return;
         received_.store(false);
+        interrupted_.store(false);
         struct ::sigaction ours{};
         ours.sa_handler = handler;
         ours.sa_flags = SA_RESTART;
         ::sigemptyset(&ours.sa_mask);
-        ::sigaction(SIGTERM, &ours, &before_[0]);
-        ::sigaction(SIGUSR1, &ours, &before_[1]);
+        for (std::size_t k = 0; k < signals.size(); ++k) {
+            ::sigaction(signals[k], nullptr, &before_[k]);
+            bool const ignored = (before_[k].sa_flags & SA_SIGINFO) == 0 && before_[k].sa_handler == SIG_IGN;
+            if (signals[k] != SIGINT || !ignored)
+                ::sigaction(signals[k], &ours, nullptr);  // nohup, a shell's &: stays so
+        }
     }
     stop_signals(stop_signals const&) = delete;
     stop_signals& operator=(stop_signals const&) = delete;
     ~stop_signals() {
         std::lock_guard const guard(lock_);
         if (--users_ != 0) return;
-        put_back(SIGTERM, before_[0]);
-        put_back(SIGUSR1, before_[1]);
+        for (std::size_t k = 0; k < signals.size(); ++k) put_back(signals[k], before_[k]);
     }
 
     /// Whether this process has received one of these signals since the first object was made. Cost: one read of memory.
     [[nodiscard]] bool received() const noexcept { return received_.load(std::memory_order_relaxed); }
 
 private:
-    static void handler(int /*signo*/) { received_.store(true, std::memory_order_relaxed); }
+    static void handler(int signo) {
+        received_.store(true, std::memory_order_relaxed);
+        if (signo != SIGINT || !interrupted_.exchange(true, std::memory_order_relaxed)) return;
+        ::sigaction(SIGINT, &before_[2], nullptr);
+        ::raise(SIGINT);  // when this returns
+    }
     /// Restores the handler, unless the program has installed another one meanwhile.
     static void put_back(int signo, struct ::sigaction const& before) noexcept {
         struct ::sigaction now{};
@@ -63,10 +75,11 @@ private:
     }
 
     static_assert(std::atomic<bool>::is_always_lock_free);
-    static inline std::atomic<bool> received_{false};
+    static inline std::atomic<bool> received_{false}, interrupted_{false};
     static inline std::mutex lock_;
     static inline int users_ = 0;
-    static inline struct ::sigaction before_[2]{};
+    static constexpr std::array<int, 3> signals = {SIGTERM, SIGUSR1, SIGINT};
+    static inline std::array<struct ::sigaction, signals.size()> before_{};
 };
 
 }  // namespace ddp
