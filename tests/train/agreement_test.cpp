@@ -154,8 +154,22 @@ TEST_CASE("trainers with other settings are refused on every rank, with what the
     expect_refusal(0, [](setup& s) { s.optimizer = adam{}, s.options.update = update::replicated; },
                    {"another training_options.update"});
     expect_refusal(culprit, [](setup& s) { s.options.frozen = {"b"}; }, {"another training_options.unused or frozen"});
-    expect_refusal(culprit, [](setup& s) { s.options.clip = clip_by_global_norm{}; }, {"another training_options.clip"},
-                   false, {{"long", {40'000}}, {"short", {3}}});
+    // Several are all named.
+    expect_refusal(culprit,
+                   [](setup& s) {
+                       s.optimizer = sgd{.lr = 0.25}, s.options.agreement_steps = 7,
+                       s.options.clip = clip_by_value{.limit = 0.25};
+                   },
+                   {": another training_options.", "; another training_options.", "agreement_steps (", "clip (",
+                    "; another optimizer or its settings (sgd(lr "});
+    std::vector<model::part> const long_one{{"long", {40'000}}, {"short", {3}}};
+    for (auto const& change :
+         std::vector<std::function<void(setup&)>>{[](setup& s) { s.options.clip = clip_by_global_norm{}; },
+                                                  [](setup& s) { s.options.frozen = {"short"}; }}) {
+        expect_refusal(culprit, change, {"another training_options."}, false, long_one);
+        for (std::string const& one : errors(culprit, change, false, long_one))
+            REQUIRE(one.find("; another") == std::string::npos);
+    }
 }
 
 TEST_CASE("what differs is said over TCP as well", "[train]") {

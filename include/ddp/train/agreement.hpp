@@ -178,13 +178,16 @@ task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, traine
                 said += first_difference(from_zero.substr(0, zero.description), text.substr(0, mine.description),
                                          name(0), name(rank));
             } else {
-                std::size_t n = 0;
-                while (zero.hashes[agenda::in_order(n)] == other.hashes[agenda::in_order(n)]) ++n;
-                std::size_t const k = agenda::in_order(n);
-                std::string_view const theirs = line_of(from_zero.substr(zero.description), k),
-                                       ours = line_of(text.substr(mine.description), k);
-                said += concat({"another ", agenda::name_of(k, names.options)});
-                if (theirs != ours) {
+                bool first = true;
+                for (std::size_t n = 0; n < zero.hashes.size(); ++n) {
+                    std::size_t const k = agenda::in_order(n);
+                    // What may follow from a difference that is named, such as other buckets, is not named, too.
+                    if (zero.hashes[k] == other.hashes[k] || (!first && k < agenda::optimizer)) continue;
+                    std::string_view const theirs = line_of(from_zero.substr(zero.description), k),
+                                           ours = line_of(text.substr(mine.description), k);
+                    said += concat(
+                        {std::exchange(first, false) ? "another " : "; another ", agenda::name_of(k, names.options)});
+                    if (theirs == ours) continue;
                     auto const [on_zero, here] = first_parts_that_differ(theirs, ours);
                     said += concat({" (", on_zero, " on ", name(0), ", ", here, " on ", name(rank), ")"});
                 }
