@@ -46,6 +46,7 @@
 #include <ddp/rendezvous/impl/environment_view.ipp>
 #include <ddp/rendezvous/impl/job_claim.ipp>
 #include <ddp/rendezvous/impl/job_secret.ipp>
+#include <ddp/rendezvous/impl/port_holder.ipp>
 #include <ddp/rendezvous/impl/run.ipp>
 #include <ddp/rendezvous/impl/slurm_node_list.ipp>
 #include <ddp/strategy/local_step.hpp>

@@ -152,8 +152,10 @@ class Start(Job):
             raise self.wrong(f"flight records: {os.listdir(self.records)}")
 
 
-def in_use(port):
-    return (rf"port {port} is in use by another program on 127\.0\.0\.1:{port}, or by another process with RANK=0\. "
+def in_use(port, by):
+    """by: the process, which /proc does not know where the port is bound and nothing listens."""
+    who = rf" \(pid {by}, [^)]+\)" if by else ""
+    return (rf"port {port} is in use by another program on 127\.0\.0\.1:{port}{who}, or by another process with RANK=0\. "
             "Choose another MASTER_PORT, or start the job with ddprun")
 
 
@@ -306,7 +308,7 @@ def row_2(draw, size):
             second = (rf"rank {rank} \(PROCESS\) connected a second time: {process(job.ranks[held])} already has that rank\. "
                       "Give every process a RANK of its own")
             if rank == 0:
-                second = in_use(job.port)
+                second = in_use(job.port, r"\d+")
             # Who comes when all have met finds nobody. A rank 0 waits for others, if no connection or third one holds the port.
             gone = (r"ranks \{.*\} never joined \(1 of \d present" if rank == 0 else
                     rf"rank {rank} cannot reach rank 0 at 127\.0\.0\.1:{job.port} ")
@@ -726,7 +728,7 @@ def port_of_another_program(draw, size):
             began = job.begin_all(order)
             job.wait()
             where = f"127.0.0.1:{port}"
-            job.told([0], "^DDP-E201 rendezvous: " + in_use(port))
+            job.told([0], "^DDP-E201 rendezvous: " + in_use(port, os.getpid() if kind != "bound" else None))
             others = range(1, size)
             if kind in ("bound", "full", "closes"):
                 job.no_rank_0(others, where, {"bound": "Connection refused", "full": "Connection timed out",
@@ -777,7 +779,7 @@ def port_of_another_job(draw, size):
                     ours.wait()
             others = range(1, size)
             ours.wait()
-            ours.told([0], "^DDP-E201 rendezvous: " + in_use(theirs.port))
+            ours.told([0], "^DDP-E201 rendezvous: " + in_use(theirs.port, r"\d+"))
             theirs.begin(last)
             theirs.wait()
             if kind == "size":

@@ -148,6 +148,7 @@ class Meeting(Case):
             first.ranks["of the second job"] = second
             first.wait(which=["of the second job"])
             self.says(second.error(), "DDP-E201", f"port {first.port} is in use by another program on 127.0.0.1",
+                      "(pid ",
                       "or by another process with RANK=0", "Choose another MASTER_PORT, or start the job with ddprun")
             first.start(1)
             first.wait(which=[0, 1])

@@ -13,6 +13,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <ddp/rendezvous/port_holder.hpp>
+
 #include "posix.hpp"
 
 namespace ddprun {
@@ -67,9 +69,10 @@ struct listener {
             if (errno == EADDRNOTAVAIL) continue;
             std::string const what = "cannot bind " + address + ":" + std::to_string(port);
             if (errno == EADDRINUSE)
-                throw launch_error(exit_launcher, what +
-                                                      ": the port is in use. Leave --master-port out (one machine), "
-                                                      "or choose another one.");
+                throw launch_error(exit_launcher,
+                                   what + ": the port is in use" +
+                                       ddp::detail::port_holder(static_cast<std::uint16_t>(port)) +
+                                       ". Leave --master-port out (one machine), or choose another one.");
             throw_errno(what);
         }
         if (::listen(socket.get(), SOMAXCONN) != 0) throw_errno("cannot listen on " + address);
