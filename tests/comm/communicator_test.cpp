@@ -521,8 +521,7 @@ TEST_CASE("a time that is none is refused by its name", "[comm][communicator]") 
         }
     CHECK_THROWS_WITH(
         (timing{.heartbeat = 500ms, .dead = 999ms}.validate()),
-        Catch::Contains("dead must be at least twice heartbeat, or a healthy peer is taken for dead; they "
-                        "are 999 and 500 ms"));
+        Catch::Contains("dead, 999 ms, must be at least twice heartbeat, 500 ms, or a healthy peer is taken for dead"));
 }
 
 TEST_CASE("a communication thread that does not start is an error there, and the others hear of it",

@@ -156,6 +156,10 @@ class Environment(unittest.TestCase):
 
     def test_times_of_the_library(self):
         names = ("DDP_TIMEOUT_DEAD", "DDP_TIMEOUT_COLLECTIVE", "DDP_TIMEOUT_JOIN")
+        others = ("heartbeat", "straggler", "handshake", "shutdown")
+        result = run("-n", "2", *(f"--{name}=0.{k}" for k, name in enumerate(others, 1)), *sh("env"))
+        self.assertEqual([[result.variables(rank).get(f"DDP_TIMEOUT_{name.upper()}") for name in others] for rank in (0, 1)],
+                         [["0.1", "0.2", "0.3", "0.4"]] * 2)
         result = run("-n", "2", "--dead", "15", "--collective=600", "--join", "0.5", *sh("env"),
                      env=environment(DDP_TIMEOUT_DEAD="4"))
         self.assertEqual([[result.variables(rank).get(name) for name in names] for rank in (0, 1)], [["15", "600", "0.5"]] * 2)
@@ -235,7 +239,7 @@ class Environment(unittest.TestCase):
             taken.listen()
             result = run("-n", "2", "--master-port", str(port), *sh("echo never"))
             self.assertEqual((result.code, result.out), (125, ""))
-            self.assertRegex(result.err, f"127.0.0.1:{port}: the port is in use.*--master-port")
+            self.assertRegex(result.err, rf"127.0.0.1:{port}: the port is in use \(pid {os.getpid()}, [^)]+\)\. .*--master-port")
         result = run("-n", "2", "--master-port", str(port), *sh("echo MASTER_PORT=$MASTER_PORT"))
         self.assertEqual(result.variables(1), {"MASTER_PORT": str(port)})
 

@@ -181,6 +181,9 @@ class Secrets(FlightCase):
                         self.hidden(secret, variables_of_it, "environ of a process of the job")
                         ranks += [pid] * (b"\0RANK=" in variables_of_it)
                     self.assertGreaterEqual(len(ranks), self.size)
+                    for pid in ranks:  # what it needs for its connections was made of the secret
+                        if os.path.samefile(f"/proc/{pid}/exe", FAULT_PROGRAM):
+                            self.assertFalse(self.remembers(pid, secret), "a rank that trains has the secret in its memory")
                     os.kill(int(ranks[-1]), signal.SIGABRT)
                     code, out, err = job.finish()
                 finally:
@@ -199,6 +202,19 @@ class Secrets(FlightCase):
             told = subprocess.run([DDPRUN, *words], env=environment(DDP_SECRET_FILE=given), capture_output=True,
                                   timeout=DEADLINE, check=True)
             self.hidden(secret, told.stdout + told.stderr, words)
+
+    @staticmethod
+    def remembers(pid, secret):
+        """Whether half of it is somewhere in what the process may write."""
+        with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb") as memory:
+            for line in maps:
+                first, last, rights = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+)", line).groups()
+                if rights.startswith("rw"):
+                    memory.seek(int(first, 16))
+                    held = memory.read(int(last, 16) - int(first, 16))
+                    if secret[:16] in held or secret[16:] in held:
+                        return True
+        return False
 
     def processes(self):
         """The pids of all processes with our TMPDIR, with their arguments and variables."""

@@ -333,7 +333,8 @@ TEST_CASE("a port that is in use is named, with what to do", "[rendezvous][tcp]"
     listener const taken;
     std::string const text = outcome(job_of(0, 2, taken.port), quick());
     CAPTURE(text);
-    CHECK(has(text, "port " + std::to_string(taken.port) + " is in use"));
+    CHECK(has(text, "port " + std::to_string(taken.port) + " is in use by another program on 127.0.0.1:"));
+    CHECK(has(text, " (pid " + std::to_string(::getpid()) + ", "));
     CHECK(has(text, "MASTER_PORT"));
 }
 
@@ -1064,9 +1065,19 @@ TEST_CASE("times come from the environment, in seconds", "[rendezvous][tcp]") {
     CHECK(times.straggler == 60s);
     CHECK(times.join == ddp::timing{}.join);
     times.validate();
-    ::setenv("DDP_TIMEOUT_JOIN", "7.5", 1);
-    CHECK(ddp::detail::with_environment({}).join == 7500ms);
-    ::unsetenv("DDP_TIMEOUT_JOIN");
+    using member = std::chrono::milliseconds ddp::timing::*;
+    for (auto const& [name, time] : {std::pair<char const*, member>{"DDP_TIMEOUT_JOIN", &ddp::timing::join},
+                                     {"DDP_TIMEOUT_HEARTBEAT", &ddp::timing::heartbeat},
+                                     {"DDP_TIMEOUT_HANDSHAKE", &ddp::timing::handshake},
+                                     {"DDP_TIMEOUT_SHUTDOWN", &ddp::timing::shutdown}}) {
+        ::setenv(name, "7.5", 1);
+        CHECK(ddp::detail::with_environment({}).*time == 7500ms);
+        ::unsetenv(name);
+    }
+    ::setenv("DDP_TIMEOUT_HEARTBEAT", "0.4", 1);  // more than half of dead: refused before any rank is waited for
+    CHECK_THROWS_WITH(ddp::run<ddp::threads>([](ddp::communicator<>&) {}),
+                      Catch::Contains("dead, 500 ms, must be at least twice heartbeat, 400 ms"));
+    ::unsetenv("DDP_TIMEOUT_HEARTBEAT");
     for (char const* const wrong : {"0", "-1", "nan", "5s", "1e9", "0x10", "\x1b[2J"}) {
         ::setenv("DDP_TIMEOUT_DEAD", wrong, 1);
         try {

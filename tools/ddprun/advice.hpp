@@ -21,7 +21,7 @@ extern char** environ;
 namespace ddprun {
 
 /// All variables that begin with DDP_ and that the library or ddprun reads.
-inline constexpr std::array<std::string_view, 25> known_variables = {"DDP_COMMUNICATION_THREAD",
+inline constexpr std::array<std::string_view, 28> known_variables = {"DDP_COMMUNICATION_THREAD",
                                                                      "DDP_FLIGHT_DIR",
                                                                      "DDP_FLIGHT_FD",
                                                                      "DDP_HOST",
@@ -40,8 +40,11 @@ inline constexpr std::array<std::string_view, 25> known_variables = {"DDP_COMMUN
                                                                      "DDP_SHARE_MEMORY",
                                                                      "DDP_TCP_CONGESTION",
                                                                      "DDP_TIMEOUT_DEAD",
+                                                                     "DDP_TIMEOUT_HANDSHAKE",
+                                                                     "DDP_TIMEOUT_HEARTBEAT",
                                                                      "DDP_TIMEOUT_JOIN",
                                                                      "DDP_TIMEOUT_COLLECTIVE",
+                                                                     "DDP_TIMEOUT_SHUTDOWN",
                                                                      "DDP_TIMEOUT_STRAGGLER",
                                                                      "DDP_TLS",
                                                                      "DDP_TTY",

@@ -105,7 +105,8 @@ inline int parse_nodes(std::string_view text) {
 /// The command line as it stands, before anything is concluded from it.
 struct command_line {
     std::string n, nproc, nnodes, node_rank, master_addr, master_port, prefix, grace, bind, max_restarts, log_dir,
-        flight_dir, tee, redirects, hosts, hostfile, launch_agent, dead, collective, join;
+        flight_dir, tee, redirects, hosts, hostfile, launch_agent, dead, heartbeat, collective, straggler, join,
+        handshake, shutdown;
     std::vector<std::string> carried;
     bool standalone = false, no_python = false, verbose = false, dry_run = false, explain = false, version = false;
 };
@@ -141,8 +142,12 @@ inline void declare(CLI::App& app, command_line& to) {
     takes("--bind", "cores|none", to.bind, "a rank on cores of its own, if there are enough");
     takes("--grace", "SECONDS", to.grace, "what the others get after a failure (2)");
     takes("--dead", "SECONDS", to.dead, "how long a peer may give no sign of life (3)");
+    takes("--heartbeat", "SECONDS", to.heartbeat, "how often ranks give a sign of life (0.25)");
     takes("--collective", "SECONDS", to.collective, "how long a wait for a peer may take (120)");
+    takes("--straggler", "SECONDS", to.straggler, "when a wait is reported on stderr (5)");
     takes("--join", "SECONDS", to.join, "how long the ranks may take to meet (30)");
+    takes("--handshake", "SECONDS", to.handshake, "limit for a connection while they meet (3)");
+    takes("--shutdown", "SECONDS", to.shutdown, "how long a rank that leaves waits for peers (5)");
     takes("--max-restarts,--restarts", "N", to.max_restarts, "how often all start again after a failure",
           "PET_MAX_RESTARTS");
     flag("--standalone", to.standalone, "one machine: the default");
@@ -339,8 +344,12 @@ inline std::string options_of_variables(CLI::App const& app, std::vector<std::st
     result.shown = 3U & (~only | tee);
 
     detail::carry_time(result.carried, "--dead", "DDP_TIMEOUT_DEAD", line.dead);
+    detail::carry_time(result.carried, "--heartbeat", "DDP_TIMEOUT_HEARTBEAT", line.heartbeat);
     detail::carry_time(result.carried, "--collective", "DDP_TIMEOUT_COLLECTIVE", line.collective);
+    detail::carry_time(result.carried, "--straggler", "DDP_TIMEOUT_STRAGGLER", line.straggler);
     detail::carry_time(result.carried, "--join", "DDP_TIMEOUT_JOIN", line.join);
+    detail::carry_time(result.carried, "--handshake", "DDP_TIMEOUT_HANDSHAKE", line.handshake);
+    detail::carry_time(result.carried, "--shutdown", "DDP_TIMEOUT_SHUTDOWN", line.shutdown);
     if (result.command.empty() || result.command.front().empty()) throw usage_problem("no program to start");
     for (std::string const& one : line.carried)
         if (one.front() == '=') throw usage_problem("-x takes NAME or NAME=VALUE, not " + detail::shown(one));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <utility>
 
 #include <ddp/core/contract.hpp>
 #include <ddp/core/text.hpp>
@@ -38,22 +39,18 @@ struct timing {
 
     /// Throws usage_error if the times make no sense.
     void validate() const {
-        struct named {
-            char const* name;
-            milliseconds value;
-        };
-        for (named const& one :
+        using named = std::pair<char const*, milliseconds>;
+        for (auto const& [name, value] :
              {named{"heartbeat", heartbeat}, named{"dead", dead}, named{"collective", collective},
               named{"straggler", straggler}, named{"end_of_file", end_of_file}, named{"verdict", verdict},
               named{"handshake", handshake}, named{"join", join}, named{"shutdown", shutdown}})
-            DDP_EXPECTS(one.value > milliseconds{0} && one.value <= std::chrono::hours{24 * 7},
-                        detail::concat({"ddp::timing::", one.name, " is ", one.value.count(),
+            DDP_EXPECTS(value > milliseconds{0} && value <= std::chrono::hours{24 * 7},
+                        detail::concat({"ddp::timing::", name, " is ", value.count(),
                                         " ms, but every time must be positive and at most a week; there is no "
                                         "'never'"}));
         DDP_EXPECTS(heartbeat * 2 <= dead,
-                    detail::concat({"ddp::timing: dead must be at least twice heartbeat, or a healthy peer is taken "
-                                    "for dead; they are ",
-                                    dead.count(), " and ", heartbeat.count(), " ms"}));
+                    detail::concat({"ddp::timing: dead, ", dead.count(), " ms, must be at least twice heartbeat, ",
+                                    heartbeat.count(), " ms, or a healthy peer is taken for dead"}));
     }
 };
 

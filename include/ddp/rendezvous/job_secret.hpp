@@ -21,6 +21,8 @@ struct job_secret {
     [[nodiscard]] bool given() const noexcept;
     /// Compares in a time that does not depend on where the two differ.
     [[nodiscard]] bool matches(job_secret const& other) const noexcept;
+    /// Makes it all zeros, also where a compiler sees that nothing reads them.
+    void wipe() noexcept;
 
     /// Reads it from DDP_SECRET_FD, an inherited descriptor, or DDP_SECRET_FILE, a regular file that only its owner can read
     /// (a file owned by root may be readable by its group): 16 to 64 bytes of any value, not all zero. None if neither
@@ -28,6 +30,13 @@ struct job_secret {
     /// (DDP-E101) for any other file.
     [[nodiscard]] static job_secret from_environment();
 };
+
+namespace detail {
+/// A secret that is wiped with the object that has it.
+struct kept_secret : job_secret {
+    ~kept_secret() { wipe(); }
+};
+}  // namespace detail
 
 }  // namespace ddp
 

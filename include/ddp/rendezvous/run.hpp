@@ -57,7 +57,8 @@ void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm);
 /// The options with the times that the environment sets. Throws environment_error if they name no transport among `choices`,
 /// or make no sense.
 [[nodiscard]] run_options checked(run_options options, std::span<std::string_view const> choices);
-/// `times`, with the values of DDP_TIMEOUT_DEAD, _COLLECTIVE, _STRAGGLER and _JOIN, in seconds, if they are set.
+/// `times`, with the values of DDP_TIMEOUT_DEAD, _HEARTBEAT, _COLLECTIVE, _STRAGGLER, _JOIN, _HANDSHAKE and _SHUTDOWN, in seconds,
+/// if they are set.
 [[nodiscard]] timing with_environment(timing times);
 
 /// For an environment that asks for no transport among `choices`: throws environment_error if this program would train
@@ -89,8 +90,8 @@ static_assert(Launch<threads>);
 /// Choice  options.transport if it is set; otherwise the first of `Launches` that the environment asks for: RANK and
 ///         WORLD_SIZE mean tcp, a process manager's variables (OMPI_COMM_WORLD_SIZE, PMI_SIZE, PMIX_RANK) mpi. If it asks
 ///         for none: tcp, if the variables of srun or mpirun say where to meet (job_from_environment).
-/// Times   DDP_TIMEOUT_DEAD, DDP_TIMEOUT_COLLECTIVE, DDP_TIMEOUT_STRAGGLER and DDP_TIMEOUT_JOIN (seconds, "0.5" or
-///         "600"; the same for all ranks) override options.times.
+/// Times   DDP_TIMEOUT_DEAD, _HEARTBEAT, _COLLECTIVE, _STRAGGLER, _JOIN, _HANDSHAKE and _SHUTDOWN (seconds, "0.5" or "600";
+///         the same for all ranks) override options.times.
 /// Thread  DDP_COMMUNICATION_THREAD (automatic, drives, rests) overrides options.thread; comm.thread() says what was
 ///         chosen.
 /// Signals SIGUSR2 makes a process write what its rank did last (docs/faults.md), unless the program handles that signal

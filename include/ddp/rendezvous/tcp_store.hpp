@@ -45,7 +45,7 @@ public:
     [[gnu::cold]] tcp_store(std::vector<detail::tcp_endpoint> const& servers, int rank, int size, std::uint64_t job,
                             time_point until, bool several_ports = false, job_secret const& secret = {},
                             timing const& times = {}, tcp_security const* security = nullptr)
-        : stream_(detail::tcp_socket(tcp_context())), several_ports_(several_ports), secret_(secret), times_(times) {
+        : stream_(detail::tcp_socket(tcp_context())), several_ports_(several_ports), secret_{secret}, times_(times) {
         boost::system::error_code last;
         int attempts = 0;
         for (std::chrono::milliseconds pause{5};; pause = std::min(pause * 2, std::chrono::milliseconds{250})) {
@@ -154,6 +154,7 @@ private:
         hello.secret = secret_;
         in_.clear();
         detail::io_end const said = detail::write_all(stream_, bytes_of(hello), until);
+        hello.secret.wipe();
         if (!several_ports_ && stream_.flush().why == make_error_code(channel_error::unproven))
             throw rendezvous_error(detail::concat(
                 {"rank ", rank, " has reached ", detail::text_of(at_),
@@ -298,7 +299,7 @@ private:
     bool several_ports_;
     detail::tcp_endpoint at_;
     std::uint64_t nonce_ = 0;
-    job_secret secret_;
+    detail::kept_secret secret_;
     timing times_;
     time_point heard_ = {};   // when the server was heard last
     time_point looked_ = {};  // when that was last asked

@@ -55,7 +55,7 @@ public:
           size_(size),
           job_(job),
           nonce_(reinterpret_cast<char const*>(&nonce), sizeof nonce),
-          secret_(secret),
+          secret_{secret},
           times_(times),
           until_(std::min(until, monotonic_clock::now() + times.join)),
           present_(static_cast<std::size_t>(size)),
@@ -373,7 +373,7 @@ private:
     int size_;
     std::uint64_t job_;
     std::string nonce_;
-    job_secret secret_;
+    detail::kept_secret secret_;
     timing times_;
     time_point until_;
     std::vector<std::string> present_;  // by rank: its process and host, or empty

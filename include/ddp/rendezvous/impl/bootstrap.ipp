@@ -37,6 +37,7 @@
 #include <ddp/rendezvous/environment.hpp>
 #include <ddp/rendezvous/flight_memory.hpp>
 #include <ddp/rendezvous/job_secret.hpp>
+#include <ddp/rendezvous/port_holder.hpp>
 #include <ddp/rendezvous/tcp_memory_paths.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
@@ -184,7 +185,7 @@ namespace detail {
     if (error == boost::asio::error::address_in_use)
         throw rendezvous_error(detail::concat(
             {"port ", at.front().port(), j.port_is_launchers ? " and all others that rank 0 may take are" : " is",
-             " in use by another program on ", where,
+             " in use by another program on ", where, port_holder(at.front().port()),
              ", or by another process with RANK=0. Choose another MASTER_PORT, or start the job with ddprun, which "
              "finds a free one"}));
     throw rendezvous_error(detail::concat({"rank 0 cannot listen on ", where, ": ", error.message(),
@@ -281,7 +282,7 @@ namespace detail {
     std::vector<boost::asio::ip::address> addresses_of_0;
     for (detail::tcp_endpoint const& one : servers) addresses_of_0.push_back(one.address());
     detail::expect_reachable(j, addresses_of_0);
-    job_secret secret = job_secret::from_environment();
+    detail::kept_secret secret{job_secret::from_environment()};
     auto const is_local = [](detail::tcp_endpoint const& at) { return at.address().is_loopback(); };
     bool const local = std::all_of(servers.begin(), servers.end(), is_local);
     // Another program may own rank 0's port, on loopback too: a rank that can prove the secret does not show it there. The
@@ -291,7 +292,7 @@ namespace detail {
         options.security != nullptr && secret.given() ? options.security(secret, options.encrypt) : nullptr;
     tcp_security const* const between_ranks = proves ? security.get() : nullptr;
     bool const anywhere = proves || options.insecure;
-    if (security != nullptr || !local) secret = {};  // shown only where no one else can read it
+    if (security != nullptr || !local) secret.wipe();  // shown only where no one else can read it
     if (!local && !proves && j.rank == 0)
         std::fprintf(stderr,
                      "ddp: warning: connections between hosts are neither authenticated nor encrypted "

@@ -29,6 +29,10 @@ namespace ddp {
     return differs == std::byte{};
 }
 
+[[gnu::cold]] DDP_DECL void job_secret::wipe() noexcept {
+    ::explicit_bzero(bytes.data(), bytes.size());
+}
+
 [[gnu::cold]] DDP_DECL job_secret job_secret::from_environment() {
     char const* const descriptor = std::getenv("DDP_SECRET_FD");
     char const* const file = std::getenv("DDP_SECRET_FILE");

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -54,28 +53,31 @@ namespace ddp::detail {
 [[gnu::cold]] DDP_DECL timing with_environment(timing times) {
     auto const set = [](char const* name, timing::milliseconds& time) {
         char const* const value = std::getenv(name);
-        if (value == nullptr || *value == '\0') return false;
-        std::string_view const text = value;
-        bool const plain =
-            text.find_first_not_of("0123456789.") == std::string_view::npos;  // no sign, no "nan", no unit
+        std::string_view const text = value == nullptr ? "" : value;
+        if (text.empty()) return false;
+        bool const plain = text.find_first_not_of("0123456789.") == text.npos;  // no sign, no "nan", no unit
         double seconds = 0;  // not strtod, whose decimal point depends on the locale
         auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-        double const most = std::chrono::duration<double>(std::chrono::hours{24 * 7}).count();
-        if (!plain || error != std::errc() || end != text.data() + text.size() || !(seconds >= 0.01 && seconds <= most))
+        if (!plain || error != std::errc() || end != text.data() + text.size() ||
+            !(seconds >= 0.01 && seconds <= 604'800))
             throw environment_error(concat({name, " is \"", printable(text, 40),
                                             "\"; expected seconds, from 0.01 to 604800 (a week), such as 0.5 or 600"}));
         time = timing::milliseconds(static_cast<timing::milliseconds::rep>(seconds * 1000));
         return true;
     };
     if (set("DDP_TIMEOUT_DEAD", times.dead)) times.heartbeat = std::min(times.heartbeat, times.dead / 4);
+    set("DDP_TIMEOUT_HEARTBEAT", times.heartbeat);
     set("DDP_TIMEOUT_COLLECTIVE", times.collective);
     set("DDP_TIMEOUT_STRAGGLER", times.straggler);
     set("DDP_TIMEOUT_JOIN", times.join);
+    set("DDP_TIMEOUT_HANDSHAKE", times.handshake);
+    set("DDP_TIMEOUT_SHUTDOWN", times.shutdown);
     return times;
 }
 
 [[gnu::cold]] DDP_DECL run_options checked(run_options options, std::span<std::string_view const> choices) {
     options.times = with_environment(options.times);
+    options.times.validate();
     static_cast<void>(chosen_thread(options.thread, false));  // throws before this rank joins
     if (options.ranks < 0)
         throw environment_error(concat({"run_options.ranks is ", options.ranks,
@@ -165,9 +167,7 @@ namespace ddp {
             environment_error const cause(detail::concat(
                 {"the system does not start the thread of rank ", started, " of ", ranks, ": ", e.what(),
                  ". Ask for fewer ranks, or raise the limit on threads (ulimit -u) or memory (ulimit -v)."}));
-            failure record;
-            record.kind = failure_kind::threw;
-            record.code = errc::remote_exception;
+            failure record{.kind = failure_kind::threw, .code = errc::remote_exception};
             record.text = std::string_view(cause.what());
             thrown[0] = std::make_exception_ptr(cause);
             for (int rank : {0, started}) {  // those that run wait for all ranks
