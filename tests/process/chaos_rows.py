@@ -28,9 +28,10 @@ SHAPES = (("tensors=8", "elements=20000"), ("tensors=4", "elements=800", "bucket
 MESSAGES = (("share=0",), ("algorithm=ring",), ("update=sharded", "share=0"), ("algorithm=recursive_doubling",),
             ("algorithm=direct",), ("algorithm=naive",))
 WAYS = MESSAGES + ((), (), ("update=replicated",), ("update=sharded",))  # and in memory that ranks share
-OWN_CODE = ("construct", "bind", "forward", "backward", "between", "end", "reduced")  # a rank runs its own code
+OWN_CODE = ("construct", "bind", "forward", "backward", "slice", "between", "end", "first_reduced", "reduced")  # a rank runs its own code
 STEPPING = ("stepping",)  # it writes new values, with shared memory into the other ranks' replicas as well
 INSIDE = ("waiting", "barrier", "allreduce", "broadcast", "array")  # it waits for others in a call
+ONE_AT_A_TIME = INSIDE + ("bind", "between")  # the first may be gone before the other gets there
 BEFORE_OR_AFTER = ("construct", "bind", "end")  # no step's number
 
 
@@ -129,6 +130,11 @@ def drawn_place(draw, phases):
     return phase, 0 if phase in BEFORE_OR_AFTER else draw.randint(1, 5)
 
 
+def reports(phase):
+    """`slice` is between two reports of one gradient: there have to be several."""
+    return ("slices=300",) if phase == "slice" else ()
+
+
 def without(size, *ranks):
     return tuple(r for r in range(size) if r not in ranks)
 
@@ -148,7 +154,8 @@ def on_hosts(make):
 
 def kill(draw, size, rank):
     phase, step = drawn_place(draw, OWN_CODE + INSIDE + STEPPING)
-    return Plan(size, drawn_words(draw), (f"{rank}:kill:{phase}:{step}",), verdicts=((without(size, rank), gone(rank)),))
+    return Plan(size, drawn_words(draw), (f"{rank}:kill:{phase}:{step}",), more=reports(phase),
+                verdicts=((without(size, rank), gone(rank)),))
 
 
 def row_10(draw, size):
@@ -166,19 +173,25 @@ def row_12(draw, size):
     ranks = draw.sample(range(size), count)
     phase, step = drawn_place(draw, ("bind", "forward", "backward", "between", "reduced", *STEPPING, *INSIDE))
     faults = [f"{ranks[0]}:kill:{phase}:{step}"]
+    together = True
     for rank in ranks[1:]:
         if draw.random() < 0.5:  # while the news of the first spreads
             faults.append(f"{rank}:sleep:{phase}:{step}:{draw.randint(1, 250)}")
+            together = False
         faults.append(f"{rank}:kill:{phase}:{step}")
-    return Plan(size, drawn_words(draw), tuple(faults), bound=2 * SOON,
-                verdicts=((without(size, *ranks), gone("[" + "".join(map(str, ranks)) + "]")),))
+    any_of_them = "[" + "".join(map(str, ranks)) + "]"
+    pattern = gone(any_of_them)
+    if together and phase not in ONE_AT_A_TIME:
+        named = rf"{any_of_them}(, {any_of_them}){{{count - 2}}}"
+        pattern += rf".* Nothing came from ranks? {named} either\."
+    return Plan(size, drawn_words(draw), tuple(faults), bound=2 * SOON, verdicts=((without(size, *ranks), pattern),))
 
 
 def row_13(draw, size):
     rank = draw.randrange(size)
     phase, step = drawn_place(draw, OWN_CODE)
-    inproc = draw.random() < 0.25 and phase != "reduced"
-    return Plan(size, drawn_words(draw), (f"{rank}:throw:{phase}:{step}",), inproc=inproc,
+    inproc = draw.random() < 0.25 and "reduced" not in phase
+    return Plan(size, drawn_words(draw), (f"{rank}:throw:{phase}:{step}",), more=reports(phase), inproc=inproc,
                 verdicts=((without(size, rank), rf"^DDP-E206 remote exception: rank {rank} .*the lamp fell over"),))
 
 
@@ -188,7 +201,8 @@ def row_14(draw, size):
     phases = ("forward", "backward", "between") if kind == "memory" else OWN_CODE
     phase, step = drawn_place(draw, phases)
     pattern = rf"^DDP-E206 remote exception: rank {rank} .*bad_alloc" if kind == "memory" else gone(rank)
-    return Plan(size, drawn_words(draw), (f"{rank}:{kind}:{phase}:{step}",), verdicts=((without(size, rank), pattern),))
+    return Plan(size, drawn_words(draw), (f"{rank}:{kind}:{phase}:{step}",), more=reports(phase),
+                verdicts=((without(size, rank), pattern),))
 
 
 def row_15(draw, size):
@@ -204,10 +218,10 @@ def row_15(draw, size):
 
 def row_18(draw, size):
     rank = draw.randrange(size)
-    phase, step = drawn_place(draw, ("bind", "forward", "backward", "reduced", "between", *STEPPING, *INSIDE))
+    phase, step = drawn_place(draw, ("bind", "forward", "backward", "slice", "first_reduced", "reduced", "between", *STEPPING, *INSIDE))
     thaws = draw.random() < 0.5
     length = f":{int(1000 * DEAD / SCALE) + 1500}" if thaws else ""
-    return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}{length}",), bound=DEAD + SOON,
+    return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}{length}",), more=reports(phase), bound=DEAD + SOON,
                 thawed=rank if thaws else None, frozen=None if thaws else rank,
                 verdicts=((without(size, rank), quiet(rank)),))
 
@@ -216,7 +230,7 @@ def row_18_default(draw, size):
     plan = row_18(draw, size)
     rank = plan.thawed if plan.thawed is not None else plan.frozen
     plan.faults = (":".join(plan.faults[0].split(":")[:4]),)
-    plan.more, plan.bound, plan.thawed, plan.frozen = ("times=default",), DEFAULT_DEAD + SOON, None, rank
+    plan.more, plan.bound, plan.thawed, plan.frozen = (*plan.more, "times=default"), DEFAULT_DEAD + SOON, None, rank
     return plan
 
 
@@ -335,9 +349,10 @@ def row_26(draw, size):
                   whom_it_concerns(size, a, b, "E203", "has sent nothing"), DEAD + 1.0 * SCALE)
 
 
-def row_26_default(draw, size):
-    plan = row_26(draw, size)
-    plan.more, plan.bound = ("times=default",), DEFAULT_DEAD + 1.0 * SCALE
+def with_default_times(make):
+    def plan(draw, size):
+        made = make(draw, size)
+        return made and dataclasses.replace(made, more=(*made.more, "times=default"), bound=DEFAULT_DEAD + 1.0 * SCALE)
     return plan
 
 
@@ -617,11 +632,14 @@ ROWS = [Row("10", "a rank other than 0 is killed", on_hosts(row_10)),
         Row("23g", "2 MB of gradients at 1 Mbit/s, default times", row_23_gradients, 2, 0.05),
         Row("25", "a peer reads slowly, or for a while nothing", row_25, 3, 0.5),
         Row("26", "a connection carries nothing any more", row_26, 4),
-        Row("26d", "the same with default times", row_26_default, 4, 0.1),
+        Row("26d", "the same with default times", with_default_times(row_26), 4, 0.1),
         Row("27", "a connection carries nothing in one direction", row_27, 4),
+        Row("27d", "the same with default times", with_default_times(row_27), 4, 0.1),
         Row("28", "the network is partitioned", row_28, 4),
+        Row("28d", "the same with default times", with_default_times(row_28), 4, 0.1),
         Row("29", "links are down for less than `dead`; delays, jitter", row_29, 2, 0.5),
         Row("30", "a host vanishes", row_30, 4),
+        Row("30d", "the same with default times", with_default_times(row_30), 4, 0.1),
         Row("31", "a connection is reset, closed or half-closed", row_31),
         Row("32", "segments of 1 byte; EINTR, EAGAIN, ENOBUFS, ENOMEM; no descriptor left", row_32, 1, 0.5),
         Row("33", "one bit is flipped", row_33),

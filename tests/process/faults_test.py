@@ -251,7 +251,8 @@ class Throws(FaultCase):
                             [rank], bound=SOON)
 
     def test_two_at_once(self):
-        own = self.strike(4, ["1:throw:backward:3", "3:throw:backward:3"],
+        # Both are in their own code when the first of them throws; without the pause one might hear of the other before.
+        own = self.strike(4, [f"{rank}:{what}" for rank in (1, 3) for what in ("sleep:backward:3:300", "throw:backward:3")],
                           r"E206 .*rank [13] failed in its own code.*the lamp fell over", [1, 3], code=1)
         self.assertIn("the lamp fell over", own)
 
@@ -471,6 +472,66 @@ class Frozen(FaultCase):
             self.assertEqual(self.digest_of(job), expected)
 
 
+class WallClock(FaultCase):
+    """The system's time of day jumps by an hour, forwards and back again, a hundred times a second on some of the ranks. All waits use
+    the monotonic clock."""
+
+    jumping = """
+        #include <dlfcn.h>
+        #include <sys/time.h>
+        #include <time.h>
+        typedef int (*reader)(clockid_t, struct timespec*);
+        int clock_gettime(clockid_t which, struct timespec* now) {
+            static reader next;
+            if (!next) next = (reader)dlsym(RTLD_NEXT, "clock_gettime");
+            int const failed = next(which, now);
+            if (!failed && which == CLOCK_REALTIME && now->tv_nsec / 5000000 % 2) now->tv_sec += 3600;
+            return failed;
+        }
+        int gettimeofday(struct timeval* now, void* zone) {
+            struct timespec precise;
+            (void)zone;
+            int const failed = clock_gettime(CLOCK_REALTIME, &precise);
+            now->tv_sec = precise.tv_sec, now->tv_usec = precise.tv_nsec / 1000;
+            return failed;
+        }
+        time_t time(time_t* now) {
+            struct timespec precise;
+            clock_gettime(CLOCK_REALTIME, &precise);
+            return now ? *now = precise.tv_sec : precise.tv_sec;
+        }
+    """
+
+    def test_that_jumps(self):
+        with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+            library = os.path.join(scratch, "jumping.so")
+            subprocess.run(["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-x", "c", "-o", library, "-", "-ldl"], input=self.jumping, text=True,
+                           check=True, timeout=DEADLINE)
+            jumps = {"LD_PRELOAD": library}
+            hours = {int(subprocess.run(["date", "+%s"], env={**os.environ, **jumps}, capture_output=True, check=True,
+                                        timeout=DEADLINE).stdout) // 1800 for _ in range(40)}
+            self.assertGreater(len(hours), 1, "the clock does not jump")
+            digests = set()
+            for odd in ((), (1,), (0, 2), (0, 1, 2)):
+                for words in (("share=0",), ()):
+                    with Job(3, command("steps=60", "pause=10", *words), lambda rank: jumps if rank in odd else {}) as job:
+                        job.wait()
+                        self.assertEqual([r.code for r in job.ranks.values()], [0] * 3, job.story())
+                        self.assertEqual({r.err for r in job.ranks.values()}, {""}, job.story())
+                        digests |= {line["digest"] for r in job.ranks.values() for line in r.said("done")}
+            self.assertEqual(len(digests), 1)
+            # What has to be noticed is noticed in the same time.
+            for fault, pattern, bound in (("1:kill:backward:3", gone(1), SOON),
+                                          ("1:stop:backward:3", "^DDP-E203 .*rank 1 has sent nothing", DEAD + SOON)):
+                def attempt():
+                    with Job(3, command(f"fault={fault}"), jumps) as job:
+                        job.wait(which=[0, 2])
+                        os.kill(job.ranks[1].pid, signal.SIGKILL)
+                        job.wait()
+                        self.agree(job, pattern, [0, 2], bound)
+                self.in_time(attempt)
+
+
 class SomethingElse(FaultCase):
     """Ranks that do not do the same thing."""
 
@@ -596,6 +657,24 @@ class ComingTogether(FaultCase):
                 for r in others:
                     self.assertRegex(job.ranks[r].error(), rf"^DDP-E201 .*rank {rank} \(pid .*ended during start-up")
 
+    def test_over_ipv6(self):
+        try:
+            with socket.socket(socket.AF_INET6) as probe:
+                probe.bind(("::1", 0))
+        except OSError as problem:
+            self.skipTest(f"no IPv6 here: {problem}")
+        over_v6, digests = {"MASTER_ADDR": "::1", "DDP_SHARE_MEMORY": "0"}, set()
+        for variables in ({"DDP_SHARE_MEMORY": "0"}, over_v6):
+            with Job(3, command(), variables, inherit="MASTER_ADDR" not in variables) as job:
+                job.wait()
+                self.assertEqual([r.code for r in job.ranks.values()], [0] * 3, job.story())
+                digests |= {line["digest"] for r in job.ranks.values() for line in r.said("done")}
+        self.assertEqual(len(digests), 1)
+        with Job(3, command("fault=1:kill:backward:3"), over_v6, inherit=False) as job:
+            job.wait()
+            self.agree(job, gone(1), [0, 2], SOON)
+            self.assertIn("[::1]:", self.verdict)
+
     def test_world_sizes_that_differ(self):
         for size in (2, 3, 4):
             with self.subTest(size=size):
@@ -614,7 +693,8 @@ class ComingTogether(FaultCase):
             for size in (2, 4):
                 with self.subTest(size=size), Job(size, command("join=1000"), inherit=False, port=port) as job:
                     job.wait()
-                    self.assertRegex(job.ranks[0].error(), f"^DDP-E201 .*port {port} is in use by another program")
+                    self.assertRegex(job.ranks[0].error(), rf"^DDP-E201 .*port {port} is in use by another program on "
+                                     rf"127.0.0.1:{port} \(pid {os.getpid()}, [^)]+\), or by another process")
                     for rank in range(1, size):
                         self.assertRegex(job.ranks[rank].error(), rf"^DDP-E201 .*127.0.0.1:{port} .*MASTER_PORT")
 
