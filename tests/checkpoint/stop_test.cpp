@@ -2,6 +2,7 @@
 #include <ddp/checkpoint/stop_signals.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -126,13 +127,16 @@ TEST_CASE("SIGTERM, SIGUSR1 and SIGINT set a flag while a guard lives, and are w
             }
             REQUIRE(handler_of(signo) != before);
             std::raise(signo);
+            REQUIRE(interrupts == 0);  // a launcher and a shell may send one Ctrl-C twice
+            if (signo == SIGINT) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+            std::raise(signo);
         }
         REQUIRE(handler_of(signo) == before);
         stop_signals const later;
         REQUIRE_FALSE(later.received());
         std::signal(signo, SIG_IGN);  // the program's own
     }
-    REQUIRE(interrupts == 1);  // the second one: the first set the flag
+    REQUIRE(interrupts == 1);  // the last one: the first set the flag
     REQUIRE(handler_of(SIGTERM) == SIG_IGN);
     {
         stop_signals const one;  // SIGINT is ignored, as under nohup: it stays so

@@ -31,7 +31,6 @@ WAYS = MESSAGES + ((), (), ("update=replicated",), ("update=sharded",))  # and i
 OWN_CODE = ("construct", "bind", "forward", "backward", "slice", "between", "end", "first_reduced", "reduced")  # a rank runs its own code
 STEPPING = ("stepping",)  # it writes new values, with shared memory into the other ranks' replicas as well
 INSIDE = ("waiting", "barrier", "allreduce", "broadcast", "array")  # it waits for others in a call
-ONE_AT_A_TIME = INSIDE + ("bind", "between")  # the first may be gone before the other gets there
 BEFORE_OR_AFTER = ("construct", "bind", "end")  # no step's number
 
 
@@ -172,18 +171,19 @@ def row_12(draw, size):
     count = draw.randint(2, size - 1)
     ranks = draw.sample(range(size), count)
     phase, step = drawn_place(draw, ("bind", "forward", "backward", "between", "reduced", *STEPPING, *INSIDE))
-    faults = [f"{ranks[0]}:kill:{phase}:{step}"]
-    together = True
-    for rank in ranks[1:]:
-        if draw.random() < 0.5:  # while the news of the first spreads
-            faults.append(f"{rank}:sleep:{phase}:{step}:{draw.randint(1, 250)}")
-            together = False
-        faults.append(f"{rank}:kill:{phase}:{step}")
     any_of_them = "[" + "".join(map(str, ranks)) + "]"
     pattern = gone(any_of_them)
-    if together and phase not in ONE_AT_A_TIME:
+    if phase in ("forward", "backward") and draw.random() < 0.7:  # all are in their own code before the first is killed
+        faults = [f"{rank}:{what}:{phase}:{step}" for rank in ranks for what in ("sleep", "kill")]
+        faults = [f"{fault}:200" if ":sleep:" in fault else fault for fault in faults]
         named = rf"{any_of_them}(, {any_of_them}){{{count - 2}}}"
         pattern += rf".* Nothing came from ranks? {named} either\."
+    else:
+        faults = [f"{ranks[0]}:kill:{phase}:{step}"]
+        for rank in ranks[1:]:
+            if draw.random() < 0.5:  # while the news of the first spreads
+                faults.append(f"{rank}:sleep:{phase}:{step}:{draw.randint(1, 250)}")
+            faults.append(f"{rank}:kill:{phase}:{step}")
     return Plan(size, drawn_words(draw), tuple(faults), bound=2 * SOON, verdicts=((without(size, *ranks), pattern),))
 
 
@@ -522,9 +522,10 @@ def children_of(pid):
 def left_alone(make):
     """Ranks die, and mpiexec leaves the others alone: these wait until the deadline, and the program ends the job."""
     def plan(draw, size):
-        made = over_mpi(make, launcher=("--enable-recovery",), more=("collective=600",))(draw, size)
+        made = over_mpi(make, launcher=("--enable-recovery",))(draw, size)
         if made is None:
             return made
+        made.more = (*made.more, "collective=600")
         dead = sorted({int(fault.partition(":")[0]) for fault in made.faults})
         late = rf"^DDP-E204 deadline: rank [{''.join(map(str, dead))}] did not take part in .* in time"
         if any(":memory:" in fault for fault in made.faults):  # that one says what it has thrown, unless MPI_Isend waits for memory for ever

@@ -220,7 +220,7 @@ class Checkpoints(unittest.TestCase):
     def test_ddprun_that_is_told_to_stop_ends_with_75_and_resumes(self):
         expected = self.finished("sharded", ranks=2)
         noting = 'echo $$ > "$NOTES/$RANK"; exec "$@"'
-        for signo, victim in ((signal.SIGTERM, None), (signal.SIGUSR1, None), (signal.SIGTERM, 1)):
+        for signo, victim in ((signal.SIGTERM, None), (signal.SIGUSR1, None), (signal.SIGINT, None), (signal.SIGTERM, 1)):
             with self.subTest(signo=signo, victim=victim), tempfile.TemporaryDirectory(dir=self.owner.name) as parent:
                 directory = os.path.join(parent, "kept")
                 words = ("--checkpoint", directory, "--every", "5", "--resume")

@@ -670,10 +670,13 @@ class ComingTogether(FaultCase):
                 self.assertEqual([r.code for r in job.ranks.values()], [0] * 3, job.story())
                 digests |= {line["digest"] for r in job.ranks.values() for line in r.said("done")}
         self.assertEqual(len(digests), 1)
-        with Job(3, command("fault=1:kill:backward:3"), over_v6, inherit=False) as job:
-            job.wait()
-            self.agree(job, gone(1), [0, 2], SOON)
-            self.assertIn("[::1]:", self.verdict)
+
+        def attempt():
+            with Job(3, command("fault=1:kill:backward:3"), over_v6, inherit=False) as job:
+                job.wait()
+                self.agree(job, gone(1), [0, 2], SOON)
+                self.assertIn("[::1]:", self.verdict)
+        self.in_time(attempt)
 
     def test_world_sizes_that_differ(self):
         for size in (2, 3, 4):

@@ -242,17 +242,17 @@ class BetweenHosts(unittest.TestCase):
             repair()
         self.fail(f"it took {late:.2f} s\n" + self.story(ranks))
 
-    def endless(self, where, *words, at=None):
-        """Ranks that train for ever, one host for each of `where`, and are among their steps; at: a rank, and the phase of its
-        step 5 in which it is now."""
-        words = ["pause=10", "steps=100000", *words, *([f"fault={at[0]}:sleep:{at[1]}:5:60"] if at else [])]
+    def endless(self, where, *words, at=None, steps=True):
+        """Ranks that train for ever, one host for each of `where`, and are among their steps, unless they cannot step; at: a rank, and
+        the phase of its step 5 in which it is now."""
+        words = ["pause=10", "steps=100000", "digests=1", *words, *([f"fault={at[0]}:sleep:{at[1]}:5:60"] if at else [])]
         records = tempfile.TemporaryDirectory(prefix="ddp-test-records-")
         self.addCleanup(records.cleanup)
         self.records = records.name
         ranks = [self.rank(side, r, len(where), [FAULT_PROGRAM, *words], DDP_FLIGHT_DIR=self.records, **self.secret)
                  for r, side in enumerate(where)]
         for r in ranks:
-            self.wait_for(r, "start")
+            self.wait_for(r, "step" if steps else "start")
         if at:
             self.wait_for(ranks[at[0]], "fault")
         else:
@@ -506,7 +506,7 @@ class Network(BetweenHosts):
 
     def test_full_packets_are_lost_on_the_way(self):
         self.hosts.lose_full_packets()
-        ranks = self.endless((0, 1))
+        ranks = self.endless((0, 1), steps=False)
         self.wait(ranks)
         check_flight_records(self.records, {r: process.error() for r, process in enumerate(ranks)})
         for process in ranks:

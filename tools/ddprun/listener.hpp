@@ -71,7 +71,7 @@ struct listener {
             if (errno == EADDRINUSE)
                 throw launch_error(exit_launcher,
                                    what + ": the port is in use" +
-                                       ddp::detail::port_holder(static_cast<std::uint16_t>(port)) +
+                                       ddp::detail::port_holder(reinterpret_cast<sockaddr*>(&where)) +
                                        ". Leave --master-port out (one machine), or choose another one.");
             throw_errno(what);
         }

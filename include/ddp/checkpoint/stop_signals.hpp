@@ -8,6 +8,8 @@
 #include <atomic>
 #include <csignal>
 #include <cstddef>
+#include <cstdint>
+#include <ctime>
 #include <mutex>
 
 namespace ddp {
@@ -16,7 +18,8 @@ namespace ddp {
 inline constexpr int exit_to_be_resumed = 75;
 
 /// While an object of this class exists, SIGTERM, SIGUSR1 and the first SIGINT (Ctrl-C) do not end the process but set a
-/// flag; a second SIGINT has the effect that it had before: as a rule, it ends the process:
+/// flag; a second SIGINT, half a second later or more, has the effect that it had before: as a rule, it ends the process. A SIGINT
+/// that was ignored (nohup) stays ignored:
 ///
 ///     ddp::stop_signals const signals;
 ///     while (auto const batch = batches.next()) {
@@ -37,7 +40,7 @@ public:
         std::lock_guard const guard(lock_);
         if (users_++ != 0) return;
         received_.store(false);
-        interrupted_.store(false);
+        interrupted_ns_.store(0);
         struct ::sigaction ours{};
         ours.sa_handler = handler;
         ours.sa_flags = SA_RESTART;
@@ -63,7 +66,12 @@ public:
 private:
     static void handler(int signo) {
         received_.store(true, std::memory_order_relaxed);
-        if (signo != SIGINT || !interrupted_.exchange(true, std::memory_order_relaxed)) return;
+        if (signo != SIGINT) return;
+        ::timespec now{};
+        ::clock_gettime(CLOCK_MONOTONIC, &now);
+        std::int64_t const ns = std::int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
+        std::int64_t first = 0;
+        if (interrupted_ns_.compare_exchange_strong(first, ns) || ns - first < 500'000'000) return;
         ::sigaction(SIGINT, &before_[2], nullptr);
         ::raise(SIGINT);  // when this returns
     }
@@ -75,7 +83,9 @@ private:
     }
 
     static_assert(std::atomic<bool>::is_always_lock_free);
-    static inline std::atomic<bool> received_{false}, interrupted_{false};
+    static inline std::atomic<bool> received_{false};
+    static inline std::atomic<std::int64_t> interrupted_ns_{0};
+    static_assert(std::atomic<std::int64_t>::is_always_lock_free);
     static inline std::mutex lock_;
     static inline int users_ = 0;
     static constexpr std::array<int, 3> signals = {SIGTERM, SIGUSR1, SIGINT};

@@ -55,7 +55,7 @@ namespace detail {
 void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm);
 
 /// The options with the times that the environment sets. Throws environment_error if they name no transport among `choices`,
-/// or make no sense.
+/// or make no sense; usage_error if the times do not go together (timing::validate).
 [[nodiscard]] run_options checked(run_options options, std::span<std::string_view const> choices);
 /// `times`, with the values of DDP_TIMEOUT_DEAD, _HEARTBEAT, _COLLECTIVE, _STRAGGLER, _JOIN, _HANDSHAKE and _SHUTDOWN, in seconds,
 /// if they are set.

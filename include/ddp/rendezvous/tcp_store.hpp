@@ -145,7 +145,7 @@ private:
 
     /// False if the other side closed the connection before it sent anything.
     [[gnu::cold]] bool greet(int rank, int size, std::uint64_t job, time_point until) {
-        if (several_ports_) until = std::min(until, monotonic_clock::now() + timing{}.handshake);
+        if (several_ports_) until = std::min(until, monotonic_clock::now() + times_.handshake);
         detail::store_hello hello;
         hello.rank = rank;
         hello.size = size;

@@ -377,9 +377,9 @@ local_parallel<M, T>::local_parallel(M& model, Opt const& optimizer, communicato
     mine.hashes = {version_number,
                    detail::hash_of(model),
                    static_cast<std::uint64_t>(replica<M>::placed),
-                   0,
                    digest{}.add(meetings_.strategy().name()).add(meetings_.strategy().hash()).value(),
-                   local_.hash()};
+                   local_.hash(),
+                   0};
     std::ranges::copy(alike.hashes(), mine.hashes.begin() + detail::agenda::names.size());
     std::vector<model_buffer> const all = replica_.buffers();
     std::uint64_t const hash =

@@ -1,5 +1,5 @@
 /// \file
-/// Agreement: before the first step ranks compare what they are about to train, and name the first difference.
+/// Agreement: before the first step ranks compare what they are about to train, and name what differs.
 #pragma once
 
 #include <algorithm>
@@ -58,10 +58,10 @@ struct agenda {
     static constexpr std::array<std::string_view, 6> names = {"version of the library",
                                                               "hash() of the model",
                                                               "value of the model's `contiguous` or `ready_releases`",
-                                                              "bucket policy",
                                                               "allreduce algorithm, exchange or strategy",
-                                                              "optimizer or its settings"};
-    static constexpr std::size_t model = 1, optimizer = names.size() - 1;
+                                                              "optimizer or its settings",
+                                                              "bucket policy"};
+    static constexpr std::size_t model = 1, exchange = 3, optimizer = 4, buckets = 5;
     std::array<std::uint64_t, names.size() + training_options::hash_names.size()> hashes = {};
     /// `options`: the type that the trainer's user sets them in.
     [[nodiscard]] static std::string name_of(std::size_t k, std::string_view options) {
@@ -93,8 +93,8 @@ using agenda_words = std::array<std::string, std::tuple_size_v<decltype(agenda::
     agenda_words all;
     std::ranges::replace(model, '\n', ' ');  // the user's text: each entry is one line
     all[agenda::model] = std::move(model);
-    all[agenda::optimizer - 2] = std::move(buckets);
-    all[agenda::optimizer - 1] = std::move(exchange);
+    all[agenda::buckets] = std::move(buckets);
+    all[agenda::exchange] = std::move(exchange);
     all[agenda::optimizer] = std::move(optimizer);
     std::ranges::move(options.hash_words(), all.begin() + agenda::names.size());
     return all;
@@ -181,13 +181,13 @@ task<> expect_agreement(lane<T> over, std::string_view text, agenda mine, traine
                 bool first = true;
                 for (std::size_t n = 0; n < zero.hashes.size(); ++n) {
                     std::size_t const k = agenda::in_order(n);
-                    // What may follow from a difference that is named, such as other buckets, is not named, too.
-                    if (zero.hashes[k] == other.hashes[k] || (!first && k < agenda::optimizer)) continue;
+                    if (zero.hashes[k] == other.hashes[k] || (!first && k == agenda::buckets))
+                        continue;  // these follow
                     std::string_view const theirs = line_of(from_zero.substr(zero.description), k),
                                            ours = line_of(text.substr(mine.description), k);
                     said += concat(
                         {std::exchange(first, false) ? "another " : "; another ", agenda::name_of(k, names.options)});
-                    if (theirs == ours) continue;
+                    if (theirs == ours || said.size() > sizeof(failure::text) / 2) continue;
                     auto const [on_zero, here] = first_parts_that_differ(theirs, ours);
                     said += concat({" (", on_zero, " on ", name(0), ", ", here, " on ", name(rank), ")"});
                 }

@@ -83,9 +83,9 @@ engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, 
     mine.hashes = {version_number,
                    model.hash,
                    static_cast<std::uint64_t>(model.placed) | std::uint64_t{model.ready_releases} << 1,
-                   map.hash(where),
                    digest{}.add(exchange).add(with.parts.exchange->hash()).value(),
-                   0};
+                   0,
+                   map.hash(where)};
     std::string buckets = map.words(where);
     std::ranges::copy(options.hashes(), mine.hashes.begin() + agenda::names.size());
     step_subject<E> subject{where,

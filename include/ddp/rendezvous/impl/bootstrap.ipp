@@ -185,7 +185,7 @@ namespace detail {
     if (error == boost::asio::error::address_in_use)
         throw rendezvous_error(detail::concat(
             {"port ", at.front().port(), j.port_is_launchers ? " and all others that rank 0 may take are" : " is",
-             " in use by another program on ", where, port_holder(at.front().port()),
+             " in use by another program on ", where, port_holder(at.front().data()),
              ", or by another process with RANK=0. Choose another MASTER_PORT, or start the job with ddprun, which "
              "finds a free one"}));
     throw rendezvous_error(detail::concat({"rank 0 cannot listen on ", where, ": ", error.message(),
