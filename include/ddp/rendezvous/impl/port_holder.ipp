@@ -81,13 +81,13 @@ namespace ddp::detail {
     std::vector<std::string> const sockets = sockets_at(address);
     if (sockets.empty()) return "";
     for (std::string const& pid : numbers_in("/proc"))
-        for (std::string const& fd : numbers_in("/proc/" + pid + "/fd")) {
+        for (std::string const& fd : numbers_in(concat({"/proc/", pid, "/fd"}))) {
             char target[64];
-            ssize_t const n = ::readlink(("/proc/" + pid + "/fd/" + fd).c_str(), target, sizeof target);
+            ssize_t const n = ::readlink(concat({"/proc/", pid, "/fd/", fd}).c_str(), target, sizeof target);
             std::string_view const link(target, static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
             if (std::find(sockets.begin(), sockets.end(), link) == sockets.end()) continue;
             std::unique_ptr<std::FILE, int (*)(std::FILE*)> const name(
-                std::fopen(("/proc/" + pid + "/comm").c_str(), "re"), std::fclose);
+                std::fopen(concat({"/proc/", pid, "/comm"}).c_str(), "re"), std::fclose);
             char words[64] = "";
             if (name && std::fgets(words, sizeof words, name.get()) == nullptr) words[0] = '\0';
             std::string_view const called(words);
