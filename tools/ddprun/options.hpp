@@ -140,15 +140,15 @@ inline void declare(CLI::App& app, command_line& to) {
     takes("-n,--np", "N", to.n, "ranks here (-H: in all); auto: one a core, >= 2");
     takes("--nproc-per-node", "N", to.nproc, "the same; with -H: on each host", "PET_NPROC_PER_NODE");
     takes("--bind", "cores|none", to.bind, "a rank on cores of its own, if there are enough");
-    takes("--grace", "SECONDS", to.grace, "what the others get after a failure (2)");
-    takes("--dead", "SECONDS", to.dead, "how long a peer may give no sign of life (3)");
-    takes("--heartbeat", "SECONDS", to.heartbeat, "how often ranks give a sign of life (0.25)");
+    takes("--grace", "SECONDS", to.grace, "how long others may run after a failure (2)");
+    takes("--dead", "SECONDS", to.dead, "how long a peer may send nothing (3)");
+    takes("--heartbeat", "SECONDS", to.heartbeat, "interval between heartbeats (0.25)");
     takes("--collective", "SECONDS", to.collective, "how long a wait for a peer may take (120)");
     takes("--straggler", "SECONDS", to.straggler, "when a wait is reported on stderr (5)");
     takes("--join", "SECONDS", to.join, "how long the ranks may take to meet (30)");
     takes("--handshake", "SECONDS", to.handshake, "limit for a connection while they meet (3)");
     takes("--shutdown", "SECONDS", to.shutdown, "how long a rank that leaves waits for peers (5)");
-    takes("--max-restarts,--restarts", "N", to.max_restarts, "how often all start again after a failure",
+    takes("--max-restarts,--restarts", "N", to.max_restarts, "how many times to restart all ranks (0)",
           "PET_MAX_RESTARTS");
     flag("--standalone", to.standalone, "one machine: the default");
     flag("--no-python", to.no_python, "accepted and ignored, as in torchrun's command lines");
