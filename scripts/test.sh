@@ -8,7 +8,7 @@
 # layers with -O2, other tests with -O0. The others build and run what they can find and these
 # cannot: asan all but examples, pages, packages, messages, the fuzzers, Fashion-MNIST, the launchers and faults in processes,
 # models of other libraries, counted allocations and train/same_bits, with the middle of the rank counts over MPI; tsan the test files whose threads differ
-# (DDP_TEST_FILES), over MPI where ranks have some; clang what depends on an optimizer's choices (arithmetic), while asan
+# (DDP_TEST_FILES), but for cases tagged same_threads (DDP_TEST_LEAVE_OUT), over MPI where ranks have some; clang what depends on an optimizer's choices (arithmetic), while asan
 # compiles all other tests with Clang.
 # Environment: DDP_JOBS (default: the cores), DDP_SETUP=skip, DDP_WERROR=ON, and DDP_SECOND_TRY=N: if at most N tests fail, and
 # none by a crash, a timeout or the report of a sanitizer or fuzzer, they run once more, alone. What passes only then is named in

@@ -85,7 +85,8 @@ std::vector<std::uint64_t> kept_and_resumed(Run const& run, kept_recipe const& b
 
 }  // namespace
 
-TEST_CASE("a training that is kept and resumed ends with the bits of one that was not disturbed", "[checkpoint]") {
+TEST_CASE("a training that is kept and resumed ends with the bits of one that was not disturbed",
+          "[checkpoint][same_threads]") {
     int const ranks = GENERATE(1, 2, 3, 4);
     std::size_t number = 0;
     for (auto const& [name, optimizer] : every_optimizer())
@@ -595,9 +596,8 @@ double distance(whole_state const& a, whole_state const& b) {
 
 TEST_CASE(
     "another number of ranks, update policy, bucket plan, transport, group and hosts find exactly the same state, and "
-    "go on "
-    "alike",
-    "[checkpoint]") {
+    "go on alike",
+    "[checkpoint][same_threads]") {
     struct side {
         int ranks;
         bool sharded;

@@ -119,7 +119,8 @@ void check_in_virtual_time() {
 
 }  // namespace
 
-TEST_CASE("in virtual time an array in shared memory is combined in the canonical order", "[collective]") {
+TEST_CASE("in virtual time an array in shared memory is combined in the canonical order",
+          "[collective][same_threads]") {
     check_in_virtual_time<float, sum>();
     check_in_virtual_time<double, sum>();
     check_in_virtual_time<float, product>();

@@ -152,7 +152,8 @@ TEMPLATE_TEST_CASE("one rank steps each group as a loop by hand would, to the la
     }
 }
 
-TEST_CASE("groups and clipping by value train to the same bits by every policy, and to one rank's result", "[train]") {
+TEST_CASE("groups and clipping by value train to the same bits by every policy, and to one rank's result",
+          "[train][same_threads]") {
     constexpr std::size_t steps = fewer == 1 ? 4 : 2;
     int const ranks = GENERATE(1, 2, 3, 4, 5);
     std::size_t combination = 0;

@@ -153,7 +153,7 @@ TEST_CASE("on several hosts a training has the bits of messages, wherever the ra
         }
 }
 
-TEST_CASE("slices of many chunks travel between hosts as those of one do", "[train]") {
+TEST_CASE("slices of many chunks travel between hosts as those of one do", "[train][same_threads]") {
     auto const body = [](communicator<>& comm) {
         std::vector<std::pair<std::uint64_t, std::string>> all;
         for (bool const hierarchy : {false, true})

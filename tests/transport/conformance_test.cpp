@@ -30,7 +30,7 @@ TEST_CASE("inproc keeps every promise of a transport", "[comm][conformance]") {
     CHECK(complaints == std::vector<std::string>{});
 }
 
-TEST_CASE("virtual time keeps every promise of a transport", "[comm][conformance]") {
+TEST_CASE("virtual time keeps every promise of a transport", "[comm][conformance][same_threads]") {
     int const ranks = GENERATE(1, 2, 3, 5);
     std::size_t const early_bytes = GENERATE(std::size_t{0}, std::size_t{65536}, std::size_t{1} << 40);
     ddp::nanoseconds const extra = GENERATE(ddp::nanoseconds{0}, ddp::nanoseconds{500'000});
