@@ -174,8 +174,7 @@ def row_12(draw, size):
     any_of_them = "[" + "".join(map(str, ranks)) + "]"
     pattern = gone(any_of_them)
     if phase in ("forward", "backward") and draw.random() < 0.7:  # all are in their own code before the first is killed
-        faults = [f"{rank}:{what}:{phase}:{step}" for rank in ranks for what in ("sleep", "kill")]
-        faults = [f"{fault}:200" if ":sleep:" in fault else fault for fault in faults]
+        faults = [f"{rank}:{what}" for rank in ranks for what in (f"sleep:{phase}:{step}:200", f"kill:{phase}:{step}")]
         named = rf"{any_of_them}(, {any_of_them}){{{count - 2}}}"
         pattern += rf".* Nothing came from ranks? {named} either\."
     else:
