@@ -20,6 +20,7 @@
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/point_to_point.hpp>
 #include <ddp/collective/request.hpp>
+#include <ddp/comm/long_operation.hpp>
 #include <ddp/transport/inproc.hpp>
 
 #include "support/catch.hpp"
@@ -506,7 +507,7 @@ TEST_CASE("a time that is none is refused by its name", "[comm][communicator]") 
         timing::milliseconds timing::* value;
     };
     for (auto const& [name, value] :
-         {field{"heartbeat", &timing::heartbeat}, field{"dead", &timing::dead},
+         {field{"heartbeat", &timing::heartbeat}, field{"suspect", &timing::suspect}, field{"dead", &timing::dead},
           field{"collective", &timing::collective}, field{"straggler", &timing::straggler},
           field{"end_of_file", &timing::end_of_file}, field{"verdict", &timing::verdict},
           field{"handshake", &timing::handshake}, field{"join", &timing::join}, field{"shutdown", &timing::shutdown}})
@@ -657,6 +658,39 @@ TEST_CASE("a killed rank is named by all, at its next call at the latest", "[com
     CHECK(running[static_cast<std::size_t>(victim)].get().empty());
     same_on_all(said);
     CHECK(said[0].find("rank " + std::to_string(victim) + " is gone") != std::string::npos);
+}
+
+TEST_CASE("while a rank says that it is in a long operation, no deadline of the others passes",
+          "[comm][communicator]") {
+    auto const body = [](comm_type& comm) {
+        if (comm.rank() == 1) {
+            long_operation const outer(comm, "evaluation", 60s);
+            {
+                long_operation const inner(comm, "a file", 1ms);  // whose end, or limit, is not that of the other
+                std::this_thread::sleep_for(50ms);
+            }
+            std::this_thread::sleep_for(1100ms);
+        }
+        auto const pairs = comm.split(comm.rank() == 2 ? 1 : 0);
+        CHECK(sum_of_ones(comm) == 3);  // ranks 0 and 2 wait here, one of them perhaps for the other
+    };
+    ddp::test::run_ranks(3, body, quick());
+    std::vector<std::string> const late = ddp::test::errors_of_ranks(
+        3,
+        [](comm_type& comm) {
+            if (comm.rank() == 1) {
+                long_operation const scope(comm, "evaluation", 300ms);
+                std::this_thread::sleep_for(2s);
+            }
+            sum_of_ones(comm);
+        },
+        quick());
+    for (std::string const& text : late) CHECK(text.find("DDP-E204 deadline: rank 1 did not take part") != text.npos);
+    ddp::test::run_ranks(1, [](comm_type& comm) {
+        for (nanoseconds const wrong : {nanoseconds{0}, nanoseconds{-5s}, nanoseconds{std::chrono::hours{169}}})
+            CHECK_THROWS_WITH(long_operation(comm, "evaluation", wrong),
+                              Catch::Contains("long_operation: the limit must be between 1 ms and a week"));
+    });
 }
 
 TEST_CASE("a long computation of one's own makes nobody late: the deadline counts from the await",

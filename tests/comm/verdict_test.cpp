@@ -341,6 +341,13 @@ TEST_CASE("who is late is said in words", "[comm][verdict]") {
                                             "receive of 8 bytes from rank 3 with tag 7 for rank 3. Rank 3 is alive and "
                                             "last entered step" +
                                             end);
+    mark const occupied{.number = 11, .occupied = 1, .name = std::string_view("evaluation")};
+    CHECK(text(mine, {2}, 2, occupied) == wait +
+                                              "allreduce for rank 2, which has not entered it. Rank 2 is alive and is "
+                                              "in a long operation, evaluation; send "
+                                              "it SIGUSR2 to see what it is doing. Deadlines wait for it until that "
+                                              "ends; then the job fails after 120.0 s "
+                                              "(timing.collective)");
     std::string const process = detail::straggler_text(0, mine, {}, 3, none, 120s, true, "pid 4711 on node3");
     CHECK(process.find("; send it (pid 4711 on node3) SIGUSR2 to see") != std::string::npos);
     // Where ranks are threads, for example, the signal would end the process.

@@ -13,6 +13,7 @@
 #include <ddp/checkpoint/stop_signals.hpp>
 #include <ddp/collective/measure_network.hpp>
 #include <ddp/collective/shared_array.hpp>
+#include <ddp/comm/long_operation.hpp>
 #include <ddp/data/gzip.hpp>
 #include <ddp/data/prefetch_loader.hpp>
 #include <ddp/ddp.hpp>
@@ -66,6 +67,19 @@ DDP_KERNEL void axpy(E* out, E const* in, std::size_t count, E factor) {
     for (std::size_t i = 0; i < count; ++i) out[i] += factor * in[i];
 }
 // end
+
+// comm
+
+inline void of_long_operation(ddp::communicator<>& comm, network& model, batch_type const& batch) {
+    auto const evaluate = [&](network& of) { of.forward(batch); };
+    // example: long_operation
+    if (comm.rank() == 0) {
+        ddp::long_operation const scope(comm, "evaluation", std::chrono::minutes(20));
+        evaluate(model);
+    }
+    ddp::barrier(comm);
+    // end
+}
 
 // nn
 

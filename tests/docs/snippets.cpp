@@ -1,6 +1,7 @@
 // What pages show and no example contains. Compiled and run over threads; with MPI, where there is one, under it too.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <ddp/adapter/flat_model.hpp>
 #include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/collective/measure_network.hpp>
+#include <ddp/comm/long_operation.hpp>
 #include <ddp/data/prefetch_loader.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/nn/nn.hpp>
@@ -270,6 +272,15 @@ void between_hosts(ddp::communicator<>& comm) {
     ddp::allreduce(comm, all, by_hosts);
 }
 
+void evaluated_alone(ddp::communicator<>& comm) {
+    auto model = make_model();
+    if (comm.rank() == 0) {
+        ddp::long_operation const scope(comm, "evaluation", std::chrono::minutes(20));
+        for (auto const& batch : batches) model.forward(batch);
+    }
+    ddp::barrier(comm);
+}
+
 void own_strategy(ddp::communicator<>& comm) {
     auto model = make_model();
     ddp::local_parallel trainer{model, ddp::sgd{.lr = 0.1}, comm, plain_mean{.period = 4}};
@@ -330,6 +341,7 @@ void body(ddp::communicator<>& comm) {
     prefetched(comm);
     fitted_to_the_network(comm);
     between_hosts(comm);
+    evaluated_alone(comm);
     own_strategy(comm);
     own_late_strategy(comm);
     if (comm.rank() == 0) own_layer();

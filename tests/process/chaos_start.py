@@ -564,8 +564,11 @@ COMPARED = (  # an option of the program; what is said to differ; that of most r
     ("update=replicated", r"another training_options\.update or overlap_gather", "sharded", "replicated"),
     ("clip=1", r"another training_options\.clip", "none", "clip_by_global_norm 1"),
     ("strategy=averaging", "", r"(share_memory|data_parallel) #1.*", "local_parallel #1"))
-FREE = (("share=0", {}), ("", {"DDP_SHARE_MEMORY": "0"}), ("thread=rests", {}), ("join=20000", {}), ("handshake=900", {}),
-        ("collective=9000", {}), ("straggler=2000", {}), ("dead=2500", {}), ("pause=3", {}))  # may differ
+# What may differ, and what rank 0 says of it, if it does.
+FREE = (("share=0", {}, ""), ("", {"DDP_SHARE_MEMORY": "0"}, "messages through memory is"), ("thread=rests", {}, ""),
+        ("join=20000", {}, r"timing\.join is"), ("handshake=900", {}, r"timing\.handshake is"), ("pause=3", {}, ""),
+        ("collective=9000", {}, r"timing\.collective is"), ("straggler=2000", {}, r"timing\.straggler is"),
+        ("dead=2500", {}, r"timing\.dead is"))
 SENSELESS = ({"DDP_SHARE_MEMORY": "yes"}, {"DDP_TLS": "maybe"}, {"DDP_TIMEOUT_DEAD": "soon"}, {"DDP_TIMEOUT_JOIN": "-1"},
              {"DDP_COMMUNICATION_THREAD": "sleeps"}, {"DDP_PORTS": "0"}, {"DDP_INSECURE": "perhaps"})
 
@@ -603,7 +606,7 @@ def compared(draw, size):
 def free(draw, size):
     """What changes none: the job goes on."""
     odd = sorted(draw.sample(range(size), draw.randint(1, size - 1)))
-    word, variables = draw.choice(FREE)
+    word, variables, said = draw.choice(FREE)
     order = drawn_order(draw, range(size))
     way, memory = drawn_job(draw)
 
@@ -615,6 +618,9 @@ def free(draw, size):
             job.wait()
             job.went_on(range(size))
             job.nothing_left()
+            told = re.findall("ranks have different settings: (.*)", job.ranks[0].err)
+            if len(told) != bool(said) or not all(re.match(said, line) for line in told):
+                raise Wrong(f"rank 0 was to say {said!r}, and said {told}\n{job.story()}")
     return planned(size, trial, way, f"{word} {variables} on {odd}", f"{order}", f"memory {memory}")
 
 

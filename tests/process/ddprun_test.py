@@ -156,10 +156,10 @@ class Environment(unittest.TestCase):
 
     def test_times_of_the_library(self):
         names = ("DDP_TIMEOUT_DEAD", "DDP_TIMEOUT_COLLECTIVE", "DDP_TIMEOUT_JOIN")
-        others = ("heartbeat", "straggler", "handshake", "shutdown")
+        others = ("heartbeat", "suspect", "straggler", "handshake", "shutdown")
         result = run("-n", "2", *(f"--{name}=0.{k}" for k, name in enumerate(others, 1)), *sh("env"))
         self.assertEqual([[result.variables(rank).get(f"DDP_TIMEOUT_{name.upper()}") for name in others] for rank in (0, 1)],
-                         [["0.1", "0.2", "0.3", "0.4"]] * 2)
+                         [["0.1", "0.2", "0.3", "0.4", "0.5"]] * 2)
         result = run("-n", "2", "--dead", "15", "--collective=600", "--join", "0.5", *sh("env"),
                      env=environment(DDP_TIMEOUT_DEAD="4"))
         self.assertEqual([[result.variables(rank).get(name) for name in names] for rank in (0, 1)], [["15", "600", "0.5"]] * 2)

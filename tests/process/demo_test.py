@@ -160,6 +160,13 @@ class ResultLine(Demo):
         got = self.result([FASHION_MNIST, *self.small()])
         self.assertEqual(got["ranks"], "1")
 
+    def test_output_that_cannot_be_written_is_no_success(self):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([FASHION_MNIST, *self.small()], stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE,
+                                  check=False, env=environment())
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, "ddp: not all of the program's output could be written: the disk may be full\n"))
+
     def test_a_damaged_replica_shows(self):
         for rank in (0, 1, 2):
             self.assertEqual(self.result(inproc(3, *self.small("--flip", str(rank))), code=1)["replicas"], "different")

@@ -17,6 +17,7 @@
 // flip_gradient (reduced: of the mean gradient that this rank steps with) flip a bit: WHERE = 32 * element + bit.
 // momentum=0.9: the optimizer has a state. nonfinite=stop or skip, agreement=N: of training_options; with goes_on=1 a
 // rank that gets E105 goes on with the next step.
+// fault=RANK:occupied:between:STEP:MILLISECONDS: asleep in a long_operation of limit=MILLISECONDS.
 // checkpoint=DIRECTORY: steps alone, resumed from the newest checkpoint there. every=N saves; with stops=1, SIGTERM, SIGINT and
 // SIGUSR1 to any rank make all save, and end with 75.
 // apart=N: after training, all ranks but rank 0 share N doubles each, in a group of their own.
@@ -70,6 +71,7 @@
 #include <ddp/checkpoint/checkpoints.hpp>
 #include <ddp/checkpoint/stop_signals.hpp>
 #include <ddp/collective/shared_array.hpp>
+#include <ddp/comm/long_operation.hpp>
 #include <ddp/ddp.hpp>
 #include <ddp/exchange/narrow.hpp>
 #include <ddp/exchange/power_sgd.hpp>
@@ -213,6 +215,7 @@ struct settings {
     std::size_t tensors = 8, elements = 20000, bucket = 64 << 10;
     std::size_t apart = 0;
     int pause = 0;           // milliseconds in every forward
+    int limit = 60'000;      // milliseconds, of a long_operation
     int linger = 0;          // milliseconds before the process ends, where it ends with an error
     std::size_t slices = 0;  // elements of a gradient that are reported at once; 0: all
     bool digests = false;
@@ -312,6 +315,8 @@ settings parse(int argc, char** argv) {
             with.pause = std::stoi(value);
         else if (name == "linger")
             with.linger = std::stoi(value);
+        else if (name == "limit")
+            with.limit = std::stoi(value);
         else if (name == "slices")
             with.slices = std::stoull(value);
         else if (name == "digests")
@@ -364,6 +369,8 @@ settings parse(int argc, char** argv) {
             with.run.ranks = std::stoi(value);
         else if (name == "times" && value == "default")
             with.run.times = {};
+        else if (name == "suspect")
+            with.run.times.suspect = milliseconds();
         else if (name == "dead")
             with.run.times.dead = milliseconds();
         else if (name == "collective")
@@ -390,11 +397,12 @@ settings parse(int argc, char** argv) {
         }
     }
     ddp::timing& times = with.run.times;
-    for (auto* const time : {&times.heartbeat, &times.dead, &times.collective, &times.straggler, &times.end_of_file,
-                             &times.verdict, &times.handshake, &times.join, &times.shutdown})
+    for (auto* const time : {&times.heartbeat, &times.suspect, &times.dead, &times.collective, &times.straggler,
+                             &times.end_of_file, &times.verdict, &times.handshake, &times.join, &times.shutdown})
         *time *= time_scale();
     for (fault& f : with.faults) f.milliseconds *= time_scale();
     with.pause *= time_scale();
+    with.limit *= time_scale();
     with.linger *= time_scale();
     return with;
 }
@@ -443,8 +451,8 @@ public:
 
 private:
     void misbehave(fault const& f) const {
-        for (char const* const done_elsewhere : {"other", "count", "root", "return", "skip", "nan", "infinity",
-                                                 "-infinity", "flip_value", "flip_state", "flip_gradient"})
+        for (char const* const done_elsewhere : {"occupied", "other", "count", "root", "return", "skip", "nan",
+                                                 "infinity", "-infinity", "flip_value", "flip_state", "flip_gradient"})
             if (f.kind == done_elsewhere) return;
         auto const until = std::chrono::steady_clock::now() + std::chrono::milliseconds(f.milliseconds);
         if (f.kind == "stop" && f.milliseconds > 0) {  // somebody has to wake us
@@ -734,6 +742,11 @@ bool loop(settings const& with, Comm& comm, trouble& ill, Trainer& trainer, auto
             return false;
         }
         ill.at("between", step);
+        if (fault const* const f = ill.due("occupied", "between", step); f != nullptr) {
+            ddp::long_operation const scope(comm, "evaluation", std::chrono::milliseconds(with.limit));
+            ill.announce();
+            std::this_thread::sleep_for(std::chrono::milliseconds(f->milliseconds));
+        }
         if (fault const* const f = ill.due("flip_value", "between", step); f != nullptr) {
             trainer.model().flip_value(f->where);
             ill.announce();

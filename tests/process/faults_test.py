@@ -372,6 +372,19 @@ class Late(FaultCase):
             self.assertRegex(job.ranks[0].err, r"(?m)^ddp: rank \d has waited \d+.\d s in step #3 for rank 1.* If nothing changes, the job fails")
             self.assertNotIn("SIGUSR2", job.ranks[0].err, "the signal would end all of them")
 
+    def test_a_long_operation_is_waited_for_as_long_as_it_says(self):
+        """Also by ranks that wait for another one, and in a group."""
+        for words in ((), ("share=0", "algorithm=ring"), ("thread=rests",)):
+            with self.subTest(words=words):
+                with Job(3, command("fault=1:occupied:between:3:2500", "collective=700", "straggler=300", *words)) as job:
+                    job.wait()
+                    self.assertEqual([r.code for r in job.ranks.values()], [0] * 3, job.story())
+                    self.assertRegex(job.ranks[0].err, r"(?m)^ddp: rank 0 has waited \d+.\d s in step #3 for rank 1, .*is alive and is in a long "
+                                     r"operation, evaluation; send it \(pid \d+ .*\) SIGUSR2 .*\. Deadlines wait for it until that ends; then ")
+                # 1.5 s are granted: a deadline that passes then is the last one, 0.7 s later at most.
+                self.strike(3, ["1:occupied:between:3:4000"], r"^DDP-E204 deadline: rank 1 did not take part in .* in time", [1],
+                            "collective=700", "limit=1500", *words, bound=2.2 * SCALE + SOON, code=204)
+
     def test_late_but_in_time(self):
         with Job(3, command("fault=1:sleep:forward:2:400", "fault=2:spin:backward:3:400", "fault=0:sleep:between:4:400",
                             "collective=2500")) as job:
@@ -453,9 +466,15 @@ class Frozen(FaultCase):
                   for step, r, phase, length in ((1, 0, "forward", 300), (2, 1, "backward", 200), (2, 2, "between", 350),
                                                  (3, 1, "reduced", 250), (4, 0, "backward", 350), (5, 2, "forward", 300),
                                                  (6, 1, "barrier", 200))]
-        with Job(3, command("slices=3000", *faults)) as job:  # and how gradients are reported changes no bit
+        with Job(3, command("slices=3000", "suspect=110", *faults)) as job:  # and how gradients are reported changes no bit
             job.wait()
             self.assertEqual(self.digest_of(job), expected)
+            for teller, peer in ((0, 1), (0, 2), (1, 0)):  # what was silent for longer than `suspect` is named and counted
+                found = re.findall(rf"(?m)^ddp: rank {teller} has heard nothing from rank {peer} \(pid {job.ranks[peer].pid} on .*\) "
+                                   r"for \d+\.\d s \(silence (\d+) of that length\)\. After \d+\.\d s \(timing\.dead\) the job fails$",
+                                   job.ranks[teller].err)
+                self.assertEqual(found[:2], ["1", "2"], job.story())
+            self.assertNotRegex(job.ranks[2].err, "has heard nothing", "only the lowest other rank says so")
 
     def test_the_whole_job_at_once_is_no_fault(self):
         words = ("pause=15", "steps=40")
@@ -548,6 +567,24 @@ class SomethingElse(FaultCase):
     def test_other_settings(self):
         self.everybody(["1:rate:construct:0"], r"^DDP-E102 model differs: rank 1 .*optimizer or its settings", 3)
 
+    def test_settings_on_which_no_result_depends(self):
+        for size, odd, words, variables, said in (
+                (2, [1], ["dead=2500"], {}, "timing.dead is 1500 ms on rank 0, 2500 ms on rank 1"),
+                (3, [1, 2], ["straggler=700", "join=20000"], {"DDP_TCP_CONGESTION": "reno"},
+                 "timing.straggler is 3000 ms on rank 0, 700 ms on rank 1, 700 ms on rank 2; timing.join is 5000 ms on rank 0, "
+                 "20000 ms on rank 1, 20000 ms on rank 2; TCP congestion control is the default on rank 0, reno on rank 1, reno on rank 2"),
+                (3, [0], [], {"DDP_SHARE_MEMORY": "0"}, "messages through memory is off on rank 0, on on rank 1, on on rank 2")):
+            said = re.sub(r"(\d+) ms", lambda ms: f"{int(ms[1]) * SCALE} ms", said)
+            with self.subTest(size=size, odd=odd, words=words), Job(size, command(), without=range(size)) as job:
+                for rank in range(size):
+                    job.command = command(*(words if rank in odd else []))
+                    job.start(rank, **(variables if rank in odd else {}))
+                job.wait()
+                self.assertEqual([r.code for r in job.ranks.values()], [0] * size, job.story())
+                self.assertIn(f"ddp: warning: ranks have different settings: {said}. No result depends on them", job.ranks[0].err)
+                for rank in range(1, size):
+                    self.assertNotIn("different settings", job.ranks[rank].err)
+
     def test_another_operation(self):
         for size in (2, 3, 4):
             self.everybody([f"{size - 1}:other:barrier:2"], r"^DDP-E205 mismatch: .*(allreduce.*barrier|barrier.*allreduce)",
@@ -602,6 +639,7 @@ class ComingTogether(FaultCase):
                     job.wait()
                     texts = {r.error() for r in job.ranks.values()}
                     self.assertEqual(len(texts), 1, job.story())
+                    check_flight_records(job.records.name, {r: job.ranks[r].error() for r in job.ranks})
                     who = ", ".join(map(str, missing))
                     self.assertRegex(texts.pop(), rf"^DDP-E201 rendezvous: ranks \{{{who}\}} never joined "
                                                   rf"\({size - len(missing)} of {size} present after \d.* s\)")
@@ -656,6 +694,7 @@ class ComingTogether(FaultCase):
                 job.wait(JOIN)
                 for r in others:
                     self.assertRegex(job.ranks[r].error(), rf"^DDP-E201 .*rank {rank} \(pid .*ended during start-up")
+                check_flight_records(job.records.name, {r: job.ranks[r].error() for r in others})
 
     def test_over_ipv6(self):
         try:

@@ -2,6 +2,7 @@
 #include <ddp/core/version.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
 #include <ddp/rendezvous/job_secret.hpp>
+#include <ddp/rendezvous/rank_settings.hpp>
 #include <ddp/rendezvous/run.hpp>
 #include <ddp/rendezvous/tcp_memory_paths.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
@@ -1054,6 +1055,30 @@ TEST_CASE("a body that returns an int gives run_main its exit code", "[rendezvou
           }) == EXIT_FAILURE);
 }
 
+TEST_CASE("settings that ranks should have alike are compared, and what differs is said in one line", "[rendezvous]") {
+    ddp::timing times;
+    std::string const usual = ddp::detail::rank_settings(times, "", true);
+    times.dead = 15s;
+    std::string const patient = ddp::detail::rank_settings(times, "", true);
+    std::string const other = ddp::detail::rank_settings(times, "reno,;", false);
+    CHECK(ddp::detail::different_settings({usual, usual, usual}).empty());
+    CHECK(ddp::detail::different_settings({usual}).empty());
+    CHECK(ddp::detail::different_settings({usual, patient, usual}) ==
+          "timing.dead is 3000 ms on rank 0, 15000 ms on rank 1");
+    CHECK(ddp::detail::different_settings({usual, usual, other}) ==
+          "timing.dead is 3000 ms on rank 0, 15000 ms on rank 2; TCP congestion control is the default on rank 0, "
+          "reno?? on rank "
+          "2; messages through memory is on on rank 0, off on rank 2");
+    CHECK(ddp::detail::different_settings({usual, patient, patient, patient, patient, patient, patient}) ==
+          "timing.dead is 3000 ms on rank 0, 15000 ms on rank 1, 15000 ms on rank 2, 15000 ms on rank 3, 15000 ms on "
+          "rank 4, and "
+          "another on 2 more");
+    std::string const broken =
+        ddp::detail::different_settings({usual, "timing.heartbeat=\x1b[2J" + std::string(500, 'x')});
+    CHECK(broken.starts_with("timing.heartbeat is 250 ms on rank 0, \\x1b[2J"));
+    CHECK(broken.size() < 1200);
+}
+
 TEST_CASE("times come from the environment, in seconds", "[rendezvous][tcp]") {
     ::setenv("DDP_TIMEOUT_DEAD", "0.5", 1);
     ::setenv("DDP_TIMEOUT_COLLECTIVE", "600", 1);
@@ -1068,6 +1093,7 @@ TEST_CASE("times come from the environment, in seconds", "[rendezvous][tcp]") {
     using member = std::chrono::milliseconds ddp::timing::*;
     for (auto const& [name, time] : {std::pair<char const*, member>{"DDP_TIMEOUT_JOIN", &ddp::timing::join},
                                      {"DDP_TIMEOUT_HEARTBEAT", &ddp::timing::heartbeat},
+                                     {"DDP_TIMEOUT_SUSPECT", &ddp::timing::suspect},
                                      {"DDP_TIMEOUT_HANDSHAKE", &ddp::timing::handshake},
                                      {"DDP_TIMEOUT_SHUTDOWN", &ddp::timing::shutdown}}) {
         ::setenv(name, "7.5", 1);

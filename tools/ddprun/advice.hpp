@@ -21,7 +21,7 @@ extern char** environ;
 namespace ddprun {
 
 /// All variables that begin with DDP_ and that the library or ddprun reads.
-inline constexpr std::array<std::string_view, 28> known_variables = {"DDP_COMMUNICATION_THREAD",
+inline constexpr std::array<std::string_view, 29> known_variables = {"DDP_COMMUNICATION_THREAD",
                                                                      "DDP_FLIGHT_DIR",
                                                                      "DDP_FLIGHT_FD",
                                                                      "DDP_HOST",
@@ -46,6 +46,7 @@ inline constexpr std::array<std::string_view, 28> known_variables = {"DDP_COMMUN
                                                                      "DDP_TIMEOUT_COLLECTIVE",
                                                                      "DDP_TIMEOUT_SHUTDOWN",
                                                                      "DDP_TIMEOUT_STRAGGLER",
+                                                                     "DDP_TIMEOUT_SUSPECT",
                                                                      "DDP_TLS",
                                                                      "DDP_TTY",
                                                                      "DDP_WORLD_SIZE"};

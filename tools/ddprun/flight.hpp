@@ -118,6 +118,7 @@ namespace detail {
 }
 
 [[nodiscard]] inline std::string doing(std::string const& event, std::string const& name, std::string const& number) {
+    if (event == "joining") return "tried to join the job";
     if (event == "forward") return "was in forward of step " + number;
     if (event == "backward") return "was in backward of step " + number;
     if (event == "reported") return "was in the program's own code between backward and finish of step " + number;
@@ -146,7 +147,8 @@ namespace detail {
         if (event == "start") since = at;
         state.failed |= event == "failed";
         state.threw = event == "failed" && detail::text_in(line, "kind") == "threw";
-        if (event != "forward" && event != "backward" && event != "reported" && event != "waits" && event != "finished")
+        if (event != "joining" && event != "forward" && event != "backward" && event != "reported" &&
+            event != "waits" && event != "finished")
             continue;
         since = at;
         state.waited = event == "waits";

@@ -105,8 +105,8 @@ inline int parse_nodes(std::string_view text) {
 /// The command line as it stands, before anything is concluded from it.
 struct command_line {
     std::string n, nproc, nnodes, node_rank, master_addr, master_port, prefix, grace, bind, max_restarts, log_dir,
-        flight_dir, tee, redirects, hosts, hostfile, launch_agent, dead, heartbeat, collective, straggler, join,
-        handshake, shutdown;
+        flight_dir, tee, redirects, hosts, hostfile, launch_agent, dead, heartbeat, suspect, collective, straggler,
+        join, handshake, shutdown;
     std::vector<std::string> carried;
     bool standalone = false, no_python = false, verbose = false, dry_run = false, explain = false, version = false;
 };
@@ -143,6 +143,7 @@ inline void declare(CLI::App& app, command_line& to) {
     takes("--grace", "SECONDS", to.grace, "how long others may run after a failure (2)");
     takes("--dead", "SECONDS", to.dead, "how long a peer may send nothing (3)");
     takes("--heartbeat", "SECONDS", to.heartbeat, "interval between heartbeats (0.25)");
+    takes("--suspect", "SECONDS", to.suspect, "when a silent peer is named on stderr (1)");
     takes("--collective", "SECONDS", to.collective, "how long a wait for a peer may take (120)");
     takes("--straggler", "SECONDS", to.straggler, "when a wait is reported on stderr (5)");
     takes("--join", "SECONDS", to.join, "how long the ranks may take to meet (30)");
@@ -345,6 +346,7 @@ inline std::string options_of_variables(CLI::App const& app, std::vector<std::st
 
     detail::carry_time(result.carried, "--dead", "DDP_TIMEOUT_DEAD", line.dead);
     detail::carry_time(result.carried, "--heartbeat", "DDP_TIMEOUT_HEARTBEAT", line.heartbeat);
+    detail::carry_time(result.carried, "--suspect", "DDP_TIMEOUT_SUSPECT", line.suspect);
     detail::carry_time(result.carried, "--collective", "DDP_TIMEOUT_COLLECTIVE", line.collective);
     detail::carry_time(result.carried, "--straggler", "DDP_TIMEOUT_STRAGGLER", line.straggler);
     detail::carry_time(result.carried, "--join", "DDP_TIMEOUT_JOIN", line.join);

@@ -68,7 +68,10 @@ public:
     ///
     /// Cost    an all-gather of 24 bytes per rank. A group holds its list of ranks and no resource of the transport.
     /// Throws  comm_error (the same verdict on every rank).
-    [[nodiscard]] communicator split(int color, int key = 0) const;
+    [[nodiscard]] communicator split(int color, int key = 0) const {
+        return divide("split", static_cast<std::uint64_t>(static_cast<std::int64_t>(color) + (std::int64_t{1} << 31)),
+                      key);
+    }
     /// Collective: the listed ranks of this communicator, in that order. Every rank calls it with the same list; those that
     /// are not in it get std::nullopt. Cost: as split(). Throws comm_error (DDP-E205 if the lists differ); usage_error if
     /// the list is empty, names a rank twice or one that does not exist.
@@ -77,10 +80,10 @@ public:
         return subgroup(std::span<int const>(ranks.begin(), ranks.size()));
     }
     /// Collective: the ranks that run on this rank's host. Cost and errors: as split().
-    [[nodiscard]] communicator host() const;
+    [[nodiscard]] communicator host() const { return divide("host", host_of(transport()), 0); }
     /// Collective: the ranks that have the same number on their hosts as this rank has on its own (in host()). If all
     /// hosts have the same number of ranks, this is one rank of each host. Cost: two splits. Errors: as split().
-    [[nodiscard]] communicator across_hosts() const;
+    [[nodiscard]] communicator across_hosts() const { return split(host().rank()); }
 
     // What collectives and trainers are made of.
 
@@ -146,8 +149,12 @@ public:
 
     /// Reports that this rank's own code failed: the job ends, and the other ranks throw comm_error (DDP-E206) with this
     /// text. Throws nothing. Waits while another thread is in a blocking call.
-    void fail(std::string_view text) const noexcept;
-    void fail(std::exception_ptr const& thrown) const noexcept;
+    void fail(std::string_view text) const noexcept {
+        driver_->fail([&] { tasks().fail(failure_kind::threw, errc::remote_exception, -1, text); });
+    }
+    void fail(std::exception_ptr const& thrown) const noexcept {
+        driver_->fail([&] { tasks().fail(thrown); });
+    }
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     void keep(std::shared_ptr<void> memory) const { driver_->keep(std::move(memory)); }
     /// The same if the job has failed; otherwise releases the memory. May be called from anywhere, hooks included.
@@ -173,10 +180,6 @@ communicator<T>::communicator(std::unique_ptr<T> transport, timing const& times,
     : driver_(std::make_shared<ddp::driver<T>>(std::move(transport), times, thread)),
       group_(driver_, &driver_->tasks().world()) {}
 template <Transport T>
-communicator<T> communicator<T>::split(int color, int key) const {
-    return divide("split", static_cast<std::uint64_t>(static_cast<std::int64_t>(color) + (std::int64_t{1} << 31)), key);
-}
-template <Transport T>
 std::optional<communicator<T>> communicator<T>::subgroup(std::span<int const> ranks) const {
     std::vector<int> sorted(ranks.begin(), ranks.end());
     std::sort(sorted.begin(), sorted.end());
@@ -194,26 +197,10 @@ std::optional<communicator<T>> communicator<T>::subgroup(std::span<int const> ra
     return all;
 }
 template <Transport T>
-communicator<T> communicator<T>::host() const {
-    return divide("host", host_of(transport()), 0);
-}
-template <Transport T>
-communicator<T> communicator<T>::across_hosts() const {
-    return split(host().rank());
-}
-template <Transport T>
 lane<T> communicator<T>::enter(operation_info what) const {
     what.id = {.group = group_->id(), .channel = channel::user, .index = group_->next_call()};
     group_->enter(what);
     return {tasks(), *group_, what.id, group_->history()};
-}
-template <Transport T>
-void communicator<T>::fail(std::string_view text) const noexcept {
-    driver_->fail([&] { tasks().fail(failure_kind::threw, errc::remote_exception, -1, text); });
-}
-template <Transport T>
-void communicator<T>::fail(std::exception_ptr const& thrown) const noexcept {
-    driver_->fail([&] { tasks().fail(thrown); });
 }
 template <Transport T>
 communicator<T>::communicator(std::shared_ptr<ddp::driver<T>> driver, std::unique_ptr<ddp::group> members)

@@ -75,17 +75,26 @@ public:
     /// Drives until a started task has ended. Throws as run() does; afterwards the task is empty.
     void wait_for(task<>& body);
     /// Whether a started task has ended, successfully or not. Never waits.
-    [[nodiscard]] bool has_ended(task<> const& body);
+    [[nodiscard]] bool has_ended(task<> const& body) {
+        if (!has_thread()) progress();
+        return exclusively([&] { return body.done(); });
+    }
     /// Gives up a started task that was not waited for: waits for its end, because its memory may go with its owner. From a
     /// hook, where nothing can be waited for, an unfinished task fails the job, and its frame is kept.
     void abandon(task<> body) noexcept;
 
     /// Drives the communication without waiting. Needed only where no thread of the library does; harmless elsewhere.
-    void progress() noexcept;
+    void progress() noexcept {
+        if (has_thread()) return poke();
+        if (turns_.mine()) return;  // in a hook: this thread drives already
+        turns_.try_drive([this] { thread_.turn(time_point{}); });
+    }
 
     /// Tells the thread that drives that there is mail for it (see mailbox_client). From any thread; never blocks for
     /// long.
-    void poke() noexcept;
+    void poke() noexcept {
+        turns_.poke([this] { transport_->wake(); });
+    }
 
     /// Calls `f` while no other thread drives: for code that uses the scheduler from outside. Throws usage_error in a hook.
     template <class F>
@@ -103,7 +112,13 @@ public:
 
     /// Publishes a failure of this rank: `how` reports it to the scheduler. Throws nothing. Waits while another thread is in a
     /// blocking call.
-    void fail(function_ref<void()> how) noexcept;
+    void fail(function_ref<void()> how) noexcept {
+        if (turns_.mine()) return how();  // from a hook
+        turn_of_caller const mine(*this);
+        scheduler_.pump();  // a step that has begun is what this rank is in
+        how();
+        scheduler_.pump();
+    }
     /// Takes back the rank's own exception, which a call that had to be quiet has caught: the next call throws it.
     void put_back(std::exception_ptr const& kept) noexcept {
         if (turns_.mine()) return;  // in a hook nothing is taken
@@ -124,7 +139,12 @@ public:
 
     /// Throws the verdict (comm_error) if the job has failed; the first time, what this rank's own observer, optimizer or
     /// exchange has thrown, if that was the reason. Cheap; `step` and every collective do the same.
-    void check();
+    void check() {
+        if (!has_thread()) progress();
+        if (!scheduler_.failed()) return;
+        turn_of_caller const mine(*this);
+        refuse_if_failed();
+    }
 
 private:
     /// The caller takes the token from the communication thread.
@@ -158,14 +178,43 @@ private:
             return "transport";
     }
 
-    void drive_until(function_ref<bool()> done);
-    void poll() noexcept;
+    void drive_until(function_ref<bool()> done) {
+        turns_.count_call();
+        if (done() && (scheduler_.busy() || scheduler_.neglects_transport()))  // no message was awaited
+            scheduler_.progress(time_point{}), scheduler_.rests_until(scheduler_.next_deadline());
+        while (!done()) {
+            scheduler_.pump();
+            if (!done()) poll();
+        }
+    }
+    void poll() noexcept {
+        if (!scheduler_.progress(never)) thread_.pause();
+    }
     static task<> guarded(scheduler<T>& on, task<> body);
-    void refuse_if_failed(std::exception_ptr const& own = nullptr);
+    void refuse_if_failed(std::exception_ptr const& own = nullptr) {
+        if (!scheduler_.failed()) return;
+        settle();
+        std::exception_ptr const kept = scheduler_.take_kept();
+        if (own || kept) std::rethrow_exception(own ? own : kept);
+        throw comm_error(scheduler_.verdict());
+    }
 
-    void settle();
+    void settle() {
+        while (!scheduler_.settle()) {
+            scheduler_.pump();
+            if (!scheduler_.progress(transport_->now() + std::chrono::milliseconds(20))) thread_.pause();
+        }
+        scheduler_.pump();
+    }
     /// The others may wait for this rank to publish the verdict, although it has an exception of its own to throw.
-    void leave_after_failure() noexcept;
+    void leave_after_failure() noexcept {
+        if (!scheduler_.failed()) return;
+        try {
+            turn_of_caller const mine(*this);
+            settle();
+        } catch (...) {  // the others find a verdict without this rank, a little later
+        }
+    }
 
     std::unique_ptr<T> transport_;
     flight_recorder recorder_;
@@ -211,11 +260,6 @@ void driver<T>::wait_for(task<>& body) {
     refuse_if_failed(own);
 }
 template <Transport T>
-bool driver<T>::has_ended(task<> const& body) {
-    if (!has_thread()) progress();
-    return exclusively([&] { return body.done(); });
-}
-template <Transport T>
 void driver<T>::abandon(task<> body) noexcept {
     if (turns_.mine()) {
         if (body.done()) return;
@@ -227,48 +271,6 @@ void driver<T>::abandon(task<> body) noexcept {
     frame_pool_scope const pool(scheduler_.frames());
     task<> const last = std::move(body);
     drive_until([&] { return last.done(); });
-}
-template <Transport T>
-void driver<T>::progress() noexcept {
-    if (has_thread()) return poke();
-    if (turns_.mine()) return;  // in a hook: this thread drives already
-    turns_.try_drive([this] { thread_.turn(time_point{}); });
-}
-template <Transport T>
-void driver<T>::poke() noexcept {
-    turns_.poke([this] { transport_->wake(); });
-}
-template <Transport T>
-void driver<T>::check() {
-    if (!has_thread()) progress();
-    if (!scheduler_.failed()) return;
-    turn_of_caller const mine(*this);
-    refuse_if_failed();
-}
-template <Transport T>
-void driver<T>::refuse_if_failed(std::exception_ptr const& own) {
-    if (!scheduler_.failed()) return;
-    settle();
-    std::exception_ptr const kept = scheduler_.take_kept();
-    if (own || kept) std::rethrow_exception(own ? own : kept);
-    throw comm_error(scheduler_.verdict());
-}
-template <Transport T>
-void driver<T>::settle() {
-    while (!scheduler_.settle()) {
-        scheduler_.pump();
-        if (!scheduler_.progress(transport_->now() + std::chrono::milliseconds(20))) thread_.pause();
-    }
-    scheduler_.pump();
-}
-template <Transport T>
-void driver<T>::leave_after_failure() noexcept {
-    if (!scheduler_.failed()) return;
-    try {
-        turn_of_caller const mine(*this);
-        settle();
-    } catch (...) {  // the others find a verdict without this rank, a little later
-    }
 }
 template <Transport T>
 void driver<T>::run(function_ref<task<>()> make, char const* name, std::uint64_t number) {
@@ -317,28 +319,6 @@ task<> driver<T>::start(function_ref<task<>()> make) {
     task<> body = guarded(scheduler_, make());
     body.start();
     return body;
-}
-template <Transport T>
-void driver<T>::fail(function_ref<void()> how) noexcept {
-    if (turns_.mine()) return how();  // from a hook
-    turn_of_caller const mine(*this);
-    scheduler_.pump();  // a step that has begun is what this rank is in
-    how();
-    scheduler_.pump();
-}
-template <Transport T>
-void driver<T>::drive_until(function_ref<bool()> done) {
-    turns_.count_call();
-    if (done() && (scheduler_.busy() || scheduler_.neglects_transport()))  // no message was awaited
-        scheduler_.progress(time_point{}), scheduler_.rests_until(scheduler_.next_deadline());
-    while (!done()) {
-        scheduler_.pump();
-        if (!done()) poll();
-    }
-}
-template <Transport T>
-void driver<T>::poll() noexcept {
-    if (!scheduler_.progress(never)) thread_.pause();
 }
 template <Transport T>
 task<> driver<T>::guarded(scheduler<T>& on, task<> body) {

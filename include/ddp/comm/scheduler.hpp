@@ -92,8 +92,14 @@ private:
     void publish(failure const& record) noexcept override { transport_.abort(record); }
 
     /// Sets what this rank's heartbeats report as entered.
-    void note_entered(group const& in) noexcept override {
-        if constexpr (WatchfulTransport<T>) transport_.entered(in.brief_mark());
+    void note_mark(mark const& mine) noexcept override {
+        if constexpr (WatchfulTransport<T>) transport_.entered(mine);
+    }
+    [[nodiscard]] bool peer_is_occupied() const noexcept override {
+        bool any = false;
+        if constexpr (WatchfulTransport<T>)
+            for (int r = 0; r < size(); ++r) any = any || (r != rank() && transport_.mark_of(r).occupied != 0);
+        return any;
     }
     /// The time at which the marks of peers are compared with the operation that this rank waits in: by then their
     /// heartbeats have had time to arrive.
@@ -156,7 +162,7 @@ bool scheduler<T>::progress(time_point until) noexcept {
 }
 template <Transport T>
 time_point scheduler<T>::next_deadline() const noexcept {
-    time_point next = next_look();
+    time_point next = std::min(next_look(), occupied_until_);
     if (failed_) next = settled_ ? never : std::max(failed_at_ + times().verdict, now() + std::chrono::milliseconds(5));
     if constexpr (TimedTransport<T>) next = std::min(next, transport_.next_timer());
     if constexpr (WatchfulTransport<T>)
@@ -198,12 +204,11 @@ void scheduler<T>::compare_marks() {
             if (same == nullptr || !same->contradicts(theirs)) continue;
             failure record{.kind = failure_kind::mismatch, .code = errc::mismatch, .peer = peer};
             record.entered = same->mark_of(theirs.number);
-            std::string const text =
-                "rank " + std::to_string(rank()) + (theirs.number == same->number() ? " is in " : " was in ") +
-                same->words_of(theirs.number) + ", rank " + std::to_string(peer) + " in " +
-                std::string(theirs.name.view()) +
-                " of the same number. All ranks must call the same collectives in the same order with the same counts.";
-            record.text = std::string_view(text);
+            record.text = std::string_view(detail::concat(
+                {"rank ", rank(), theirs.number == same->number() ? " is in " : " was in ",
+                 same->words_of(theirs.number), ", rank ", peer, " in ", theirs.name.view(),
+                 " of the same number. All ranks must call the same collectives in the same order with the same "
+                 "counts."}));
             fail(record);
         }
     }
@@ -212,6 +217,19 @@ template <Transport T>
 void scheduler<T>::listen() {
     std::span<report const> const all = transport_.reports();
     std::size_t const count = std::exchange(news_, false) ? all.size() : 0;
+    auto const accuse = [&](std::size_t peer, flight seen, failure_kind kind, errc code) {
+        note(seen, 0, static_cast<int>(peer));
+        failure record = bystander({});
+        record.kind = kind;
+        record.code = code;
+        record.peer = static_cast<int>(peer);
+        record.text = all[peer].record.text;
+        if constexpr (WatchfulTransport<T>)
+            if (kind == failure_kind::silent)
+                record.waited_ns =
+                    static_cast<std::uint64_t>((transport_.now() - transport_.last_heard(record.peer)).count());
+        fail(record);
+    };
     for (std::size_t r = 0; r < count && !failed_; ++r) {
         if (static_cast<int>(r) == rank()) continue;
         if (all[r].is == report::state::spoke) {
@@ -219,28 +237,14 @@ void scheduler<T>::listen() {
                  static_cast<std::uint64_t>(all[r].record.code), detail::kind_name(all[r].record.kind));
             fail(bystander(all[r].record.entered));
         }
-        if (all[r].is == report::state::closed) {
-            note(flight::closed, 0, static_cast<int>(r));
-            failure record = bystander({});
-            record.kind = failure_kind::closed;
-            record.code = all[r].record.code == errc::frame ? errc::frame : errc::peer_closed;
-            record.peer = static_cast<int>(r);
-            record.text = all[r].record.text;
-            fail(record);
-        }
+        if (all[r].is == report::state::closed)
+            accuse(r, flight::closed, failure_kind::closed,
+                   all[r].record.code == errc::frame ? errc::frame : errc::peer_closed);
     }
     if constexpr (WatchfulTransport<T>) {
         if (failed_) return;
-        if (std::optional<int> const peer = transport_.overdue_peer()) {
-            note(flight::silent, 0, *peer);
-            failure record = bystander({});
-            record.kind = failure_kind::silent;
-            record.code = errc::peer_silent;
-            record.peer = *peer;
-            record.text = all[static_cast<std::size_t>(*peer)].record.text;
-            record.waited_ns = static_cast<std::uint64_t>((transport_.now() - transport_.last_heard(*peer)).count());
-            fail(record);
-        }
+        if (std::optional<int> const peer = transport_.overdue_peer())
+            accuse(static_cast<std::size_t>(*peer), flight::silent, failure_kind::silent, errc::peer_silent);
     }
     if (!failed_) compare_marks();
     if (!failed_) name_stragglers();

@@ -81,6 +81,10 @@ public:
     /// Stores an exception that a noexcept call has caught: the next call throws it.
     void put_back(std::exception_ptr const& kept) noexcept { kept_ = failed_ && !kept_ ? kept : kept_; }
 
+    /// Until then this rank's marks say that it is in `what`, a long_operation, for which others wait longer; never: no more.
+    /// Returns what was said before.
+    time_point occupy(std::string_view what, time_point until) noexcept;
+
     /// A blocking call begins (+1) or ends (-1). Between the two, what this rank entered last is under way.
     void count_calls(int change) noexcept { calls_under_way_ += change; }
 
@@ -134,7 +138,8 @@ protected:
     ~scheduler_base() = default;
     void make_world(int rank, int size);
     virtual void publish(failure const& record) noexcept = 0;
-    virtual void note_entered(group const& /*in*/) noexcept {}
+    virtual void note_mark(mark const& /*mine*/) noexcept {}
+    [[nodiscard]] virtual bool peer_is_occupied() const noexcept { return false; }
     [[nodiscard]] virtual int own_rank() const noexcept = 0;
 
     /// Handles mail, then deadlines that have passed, then resumes every coroutine that can continue. All of them are
@@ -176,6 +181,7 @@ protected:
 
     std::atomic<bool> failed_{false};  // written by the thread that drives, read by any
     time_point failed_at_ = {};
+    time_point occupied_until_ = never;  // see occupy()
     int calls_under_way_ = 0;
 
 private:

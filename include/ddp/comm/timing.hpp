@@ -16,6 +16,7 @@ struct timing {
     using milliseconds = std::chrono::milliseconds;
 
     milliseconds heartbeat{250};      ///< how often a connection on which nothing else is sent carries a heartbeat
+    milliseconds suspect{1000};       ///< over TCP: a peer silent for this long is named on stderr; no failure
     milliseconds dead{3000};          ///< a peer from which nothing has come for this long is silent (DDP-E203)
     milliseconds collective{120000};  ///< limit for one wait for one peer, from its start (DDP-E204)
     milliseconds straggler{5000};     ///< a wait this long is reported on stderr, with the late ranks; no failure
@@ -25,10 +26,11 @@ struct timing {
     milliseconds join{30000};         ///< until all ranks of the job have met (DDP-E201)
     milliseconds shutdown{5000};      ///< in a clean exit: how long a rank that leaves waits for its peers
 
-    /// Shorter times, for tests of failures: heartbeat 50 ms, dead 1.5 s, collective and straggler 3 s, handshake 0.5 s, join
-    /// 5 s, shutdown 1 s.
+    /// Shorter times, for tests of failures: heartbeat 50 ms, suspect 0.75 s, dead 1.5 s, collective and straggler 3 s,
+    /// handshake 0.5 s, join 5 s, shutdown 1 s.
     [[nodiscard]] static timing for_tests() {
         return {.heartbeat = milliseconds{50},
+                .suspect = milliseconds{750},
                 .dead = milliseconds{1500},
                 .collective = milliseconds{3000},
                 .straggler = milliseconds{3000},
@@ -41,9 +43,10 @@ struct timing {
     void validate() const {
         using named = std::pair<char const*, milliseconds>;
         for (auto const& [name, value] :
-             {named{"heartbeat", heartbeat}, named{"dead", dead}, named{"collective", collective},
-              named{"straggler", straggler}, named{"end_of_file", end_of_file}, named{"verdict", verdict},
-              named{"handshake", handshake}, named{"join", join}, named{"shutdown", shutdown}})
+             {named{"heartbeat", heartbeat}, named{"suspect", suspect}, named{"dead", dead},
+              named{"collective", collective}, named{"straggler", straggler}, named{"end_of_file", end_of_file},
+              named{"verdict", verdict}, named{"handshake", handshake}, named{"join", join},
+              named{"shutdown", shutdown}})
             DDP_EXPECTS(value > milliseconds{0} && value <= std::chrono::hours{24 * 7},
                         detail::concat({"ddp::timing::", name, " is ", value.count(),
                                         " ms, but every time must be positive and at most a week; there is no "

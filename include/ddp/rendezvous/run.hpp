@@ -57,13 +57,16 @@ void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm);
 /// The options with the times that the environment sets. Throws environment_error if they name no transport among `choices`,
 /// or make no sense; usage_error if the times do not go together (timing::validate).
 [[nodiscard]] run_options checked(run_options options, std::span<std::string_view const> choices);
-/// `times`, with the values of DDP_TIMEOUT_DEAD, _HEARTBEAT, _COLLECTIVE, _STRAGGLER, _JOIN, _HANDSHAKE and _SHUTDOWN, in seconds,
-/// if they are set.
+/// `times`, with the values of DDP_TIMEOUT_DEAD, _HEARTBEAT, _SUSPECT, _COLLECTIVE, _STRAGGLER, _JOIN, _HANDSHAKE and _SHUTDOWN, in
+/// seconds, if they are set.
 [[nodiscard]] timing with_environment(timing times);
 
 /// For an environment that asks for no transport among `choices`: throws environment_error if this program would train
 /// alone although several were started.
 void expect_alone(run_options const& options, std::span<std::string_view const> choices);
+
+/// Returns `code`, but EXIT_FAILURE, after a line on stderr, instead of EXIT_SUCCESS if stdout could not be written: a full disk.
+[[nodiscard]] int checked_output(int code) noexcept;
 
 /// Prints the exception that is being handled to stderr, after `who`. Returns the exit code for it.
 [[nodiscard]] int report_exception(char const* who = "") noexcept;
@@ -90,8 +93,8 @@ static_assert(Launch<threads>);
 /// Choice  options.transport if it is set; otherwise the first of `Launches` that the environment asks for: RANK and
 ///         WORLD_SIZE mean tcp, a process manager's variables (OMPI_COMM_WORLD_SIZE, PMI_SIZE, PMIX_RANK) mpi. If it asks
 ///         for none: tcp, if the variables of srun or mpirun say where to meet (job_from_environment).
-/// Times   DDP_TIMEOUT_DEAD, _HEARTBEAT, _COLLECTIVE, _STRAGGLER, _JOIN, _HANDSHAKE and _SHUTDOWN (seconds, "0.5" or "600";
-///         the same for all ranks) override options.times.
+/// Times   DDP_TIMEOUT_DEAD, _HEARTBEAT, _SUSPECT, _COLLECTIVE, _STRAGGLER, _JOIN, _HANDSHAKE and _SHUTDOWN (seconds, "0.5"
+///         or "600"; the same for all ranks) override options.times.
 /// Thread  DDP_COMMUNICATION_THREAD (automatic, drives, rests) overrides options.thread; comm.thread() says what was
 ///         chosen.
 /// Signals SIGUSR2 makes a process write what its rank did last (docs/faults.md), unless the program handles that signal
@@ -137,9 +140,9 @@ void run(Body body) {
 }
 
 /// Does what run does, for a main function: prints an error to stderr and returns the exit code. After a ddp::error that is
-/// its exit_code() (202 for DDP-E202), after any other exception EXIT_FAILURE; otherwise EXIT_SUCCESS, or what the body
-/// returns if that is an int (with threads: the first that is not 0; as for any program, the system keeps the lowest 8 bits).
-/// Throws nothing.
+/// its exit_code() (202 for DDP-E202), after any other exception, or if stdout could not be written, EXIT_FAILURE; otherwise
+/// EXIT_SUCCESS, or what the body returns if that is an int (with threads: the first that is not 0; as for any program, the
+/// system keeps the lowest 8 bits). Throws nothing.
 template <Launch... Launches, class Body>
 [[nodiscard]] int run_main(run_options const& options, Body body) noexcept {
     try {
@@ -152,7 +155,7 @@ template <Launch... Launches, class Body>
             });
         else
             run<Launches...>(options, std::move(body));
-        return code;
+        return detail::checked_output(code);
     } catch (...) {
         return detail::report_exception();
     }

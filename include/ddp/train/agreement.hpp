@@ -123,13 +123,16 @@ template <class Thing>
     return first;
 }
 
+[[nodiscard]] inline std::string_view or_absent(std::string_view part) {
+    return part.empty() ? "absent" : part;
+}
+
 /// The first parts in which two lists differ, "absent" where one has ended; the lists differ.
 [[nodiscard]] inline std::pair<std::string_view, std::string_view> first_parts_that_differ(std::string_view zero,
                                                                                            std::string_view other) {
     std::string_view a, b;
     while (a == b && !(zero.empty() && other.empty())) a = take_part(zero, "; "), b = take_part(other, "; ");
-    auto const say = [](std::string_view text) { return text.empty() ? std::string_view("absent") : text; };
-    return {say(a), say(b)};
+    return {or_absent(a), or_absent(b)};
 }
 
 /// Text about the first line in which two descriptions differ.
@@ -138,10 +141,9 @@ inline std::string first_difference(std::string_view zero, std::string_view othe
     for (std::size_t i = 0; !zero.empty() || !other.empty(); ++i) {
         std::string_view const a = take_part(zero, "\n"), b = take_part(other, "\n");
         if (a == b) continue;
-        auto const say = [](std::string_view text) { return text.empty() ? std::string_view("absent") : text; };
         bool const buffer = a.starts_with("buffer ") || b.starts_with("buffer ");  // they come after all parameters
         std::string const what = buffer ? "their buffers differ: " : concat({"parameter #", i, " is "});
-        return concat({what, say(a), " on ", name_of_zero, " and ", say(b), " on ", name_of_other});
+        return concat({what, or_absent(a), " on ", name_of_zero, " and ", or_absent(b), " on ", name_of_other});
     }
     return "the parameters are listed differently";
 }
@@ -250,20 +252,18 @@ void agree_on_factor(communicator<T> const& comm, char const* operation, std::ui
         out << number;
         return out.str();
     };
-    bool const usable =
-        std::ranges::all_of(all, [&](double factor) { return factor == all[0] && is_finite(factor) && factor >= 0; });
-    if (usable) return;
+    auto const first = [&](auto is) { return static_cast<std::size_t>(std::ranges::find_if(all, is) - all.begin()); };
+    std::size_t const wrong = first([](double factor) { return !is_finite(factor) || factor < 0; }),
+                      other = first([&](double factor) { return factor != all[0]; });
+    if (std::min(wrong, other) == all.size()) return;
     until_all_know(comm, operation);
-    for (std::size_t rank = 0; rank < all.size(); ++rank)
-        if (!is_finite(all[rank]) || all[rank] < 0)
-            throw usage_error(concat({operation, ": rank ", name(rank), " passes ", text(all[rank]),
-                                      "; a factor of the learning rate is a finite number >= 0"}));
-    for (std::size_t rank = 1; rank < all.size(); ++rank)
-        if (all[rank] != all[0])
-            throw usage_error(concat({operation, ": rank ", name(0), " passes ", text(all[0]), " and rank ", name(rank),
-                                      " ", text(all[rank]),
-                                      "; nothing was changed. Pass the same on all ranks: let rank 0 decide, and "
-                                      "broadcast what it has decided"}));
+    if (wrong != all.size())
+        throw usage_error(concat({operation, ": rank ", name(wrong), " passes ", text(all[wrong]),
+                                  "; a factor of the learning rate is a finite number >= 0"}));
+    throw usage_error(concat(
+        {operation, ": rank ", name(0), " passes ", text(all[0]), " and rank ", name(other), " ", text(all[other]),
+         "; nothing was changed. Pass the same on all ranks: let rank 0 decide, and broadcast what "
+         "it has decided"}));
 }
 
 /// Whether all ranks pass the same value. If not, every rank knows when this returns, so that all can throw the same error.

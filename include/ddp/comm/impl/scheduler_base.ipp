@@ -77,15 +77,26 @@ DDP_DECL void scheduler_base::make_world(int rank, int size) {
     world_ = std::make_unique<group>(*this, 0, std::move(everybody), rank);
     last_entered_ = world_.get();
 }
+DDP_DECL time_point scheduler_base::occupy(std::string_view what, time_point until) noexcept {
+    time_point const before = std::exchange(occupied_until_, until);
+    mark mine = last_entered_->brief_mark();
+    mine.occupied = until != never ? 1 : 0;
+    if (!what.empty()) mine.name = what;
+    note_mark(mine);
+    return before;
+}
 DDP_DECL void scheduler_base::turn() {
     try {
         for (mailbox_client* c = clients_; c != nullptr && !failed_; c = c->next_) c->collect();
     } catch (...) {
         fail(std::current_exception());
     }
+    if (driven_ >= occupied_until_) occupy({}, never);
     if (!failed_ && driven_ >= first_deadline()) {
-        failure late = waiting_record(*first_);
-        fail(late);
+        if (peer_is_occupied())
+            absent_ += times_.collective;
+        else
+            fail(waiting_record(*first_));
     }
     while (!ready_.empty()) resume_ready();
     if (detail::waiter* const next = std::exchange(polled_, false) ? yielded_.pop_front() : nullptr) {
@@ -240,7 +251,9 @@ DDP_DECL std::uint64_t group::enter(operation_info const& what) noexcept {
     ++on_->entered_;
     ++number_;
     recent_[number_ % remembered] = {what, history_};
-    on_->note_entered(*this);
+    ddp::mark mine = brief_mark();
+    mine.occupied = on_->occupied_until_ != never ? 1 : 0;
+    on_->note_mark(mine);
     on_->note_driven(flight::entered, what.id.index, id_, what.count, what.name);
     return number_;
 }

@@ -174,13 +174,16 @@ namespace detail {
         std::uint64_t const many = mine.entered.number - last.number;
         earlier = concat({" (", many, many == 1 ? " operation" : " operations", " earlier)"});
     }
-    if (heard && !all_are_here)
+    if (heard && last.occupied != 0)
+        alive += concat({" and is in a long operation, ", entered});
+    else if (heard && !all_are_here)
         alive += entered.empty() ? " and has entered nothing yet" : concat({" and last entered ", entered, earlier});
     std::string_view const open = process.empty() ? "" : "(", shut = process.empty() ? "" : ") ";
     if (on_request) alive += concat({"; send it ", open, process, shut, "SIGUSR2 to see what it is doing"});
     return concat({rank_text(rank), " has waited ", seconds_text(mine.waited_ns), " in ", mine.entered.name.view(),
                    " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive,
-                   ". If nothing changes, the job fails after ",
+                   last.occupied != 0 ? ". Deadlines wait for it until that ends; then the job fails after "
+                                      : ". If nothing changes, the job fails after ",
                    seconds_text(static_cast<std::uint64_t>(collective.count())), " (timing.collective)"});
 }
 

@@ -38,8 +38,10 @@
 #include <ddp/rendezvous/flight_memory.hpp>
 #include <ddp/rendezvous/job_secret.hpp>
 #include <ddp/rendezvous/port_holder.hpp>
+#include <ddp/rendezvous/rank_settings.hpp>
 #include <ddp/rendezvous/tcp_memory_paths.hpp>
 #include <ddp/rendezvous/tcp_mesh.hpp>
+#include <ddp/rendezvous/tcp_ports.hpp>
 #include <ddp/rendezvous/tcp_socket.hpp>
 #include <ddp/rendezvous/tcp_store.hpp>
 #include <ddp/rendezvous/tcp_store_server.hpp>
@@ -209,42 +211,6 @@ namespace detail {
                             "net.ipv4.tcp_allowed_congestion_control what any program may choose"}));
 }
 
-/// See tcp_options::ports: the first and the last; 0 and 0: any.
-[[gnu::cold]] DDP_DECL std::pair<int, int> port_range(std::string const& text) {
-    if (text.empty()) return {0, 0};
-    std::size_t const dash = std::min(text.find('-'), text.size());
-    try {
-        auto const number = [](std::string_view part, int least) {
-            return environment_number("", part, least, 65535, "");
-        };
-        int const first = number(std::string_view(text).substr(0, dash), 1);
-        return {first, dash == text.size() ? first : number(std::string_view(text).substr(dash + 1), first)};
-    } catch (environment_error const&) {
-        throw environment_error(concat({"DDP_PORTS is \"", printable(std::string_view(text).substr(0, 80)),
-                                        "\"; expected ports from 1 to 65535 such as 20000-20063, the lowest first"}));
-    }
-}
-
-/// Listens for the other ranks.
-[[gnu::cold]] DDP_DECL tcp_acceptor listen_as_rank(int rank, int size, boost::asio::ip::address const& address,
-                                                   std::pair<int, int> ports) {
-    tcp_acceptor acceptor(tcp_context());
-    boost::system::error_code error;
-    for (int port = ports.first; port <= ports.second; ++port) {
-        error = listen_at(acceptor, {address, static_cast<std::uint16_t>(port)});
-        if (error != boost::asio::error::address_in_use) break;
-    }
-    if (error == boost::asio::error::address_in_use)
-        throw rendezvous_error(
-            concat({"rank ", rank, " cannot listen on ", address.to_string(), ": ports ", ports.first, " to ",
-                    ports.second, " are in use. DDP_PORTS (tcp_options.ports) must have one for each rank of a host"}));
-    if (out_of_descriptors(error)) throw too_many_files(rank, size, "a socket for the other ranks", error.value());
-    if (error)
-        throw rendezvous_error(
-            concat({"rank ", rank, " cannot listen on ", address.to_string(), ": ", error.message()}));
-    return acceptor;
-}
-
 }  // namespace detail
 
 [[gnu::cold]] DDP_DECL std::unique_ptr<tcp_transport> connect_tcp(job const& j, tcp_options options) {
@@ -362,18 +328,23 @@ namespace detail {
         paths.exchange(store, j.size, until);
         store.stop_beating();
         detail::core_set cores = detail::cores_of_process();
-        store.put("done/" + number, detail::concat({cores.text(), ";", paths.news()}), until);
+        std::string const own = detail::rank_settings(options.times, options.congestion, in_memory);
+        store.put("done/" + number, detail::concat({cores.text(), ";", own, ";", paths.news()}), until);
+        std::vector<std::string> settings(addresses.size());
         for (auto const& [key, value] : store.all("done/", static_cast<std::uint32_t>(j.size), until)) {
             int const who = detail::environment_number("a published rank", detail::printable(key.substr(5), 20), 0,
                                                        j.size - 1, "a rank");
-            std::size_t const end = std::min(value.find(';'), value.size());
-            paths.hear(who, std::string_view(value).substr(std::min(end + 1, value.size())));
+            std::string_view rest = value;
+            std::string_view const its_cores = detail::take_field(rest, ';');
+            settings[static_cast<std::size_t>(who)] = detail::take_field(rest, ';');
+            paths.hear(who, rest);
             bool const here =
                 std::any_of(met.begin(), met.end(), [&](auto const& c) { return c.rank == who && c.same_host; });
-            if (here) cores.add(detail::core_set::parse(value.substr(0, end)));
+            if (here) cores.add(detail::core_set::parse(std::string(its_cores)));
         }
         framing.paths = paths.groups();
         paths.tell();
+        if (j.rank == 0) detail::tell_different_settings(settings);
         long const here = 1 + std::count_if(met.begin(), met.end(), [](auto const& c) { return c.same_host; });
         if (here > detail::usable_cores(cores, detail::core_quota())) framing.looks = 0;
         auto const name_of = [&](int rank) {

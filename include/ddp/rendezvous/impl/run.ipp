@@ -67,6 +67,7 @@ namespace ddp::detail {
     };
     if (set("DDP_TIMEOUT_DEAD", times.dead)) times.heartbeat = std::min(times.heartbeat, times.dead / 4);
     set("DDP_TIMEOUT_HEARTBEAT", times.heartbeat);
+    set("DDP_TIMEOUT_SUSPECT", times.suspect);
     set("DDP_TIMEOUT_COLLECTIVE", times.collective);
     set("DDP_TIMEOUT_STRAGGLER", times.straggler);
     set("DDP_TIMEOUT_JOIN", times.join);
@@ -120,6 +121,12 @@ namespace ddp::detail {
         throw environment_error(
             concat({options.ranks, " ranks were asked for, but nothing started them: use ddprun -n ", options.ranks,
                     " or mpirun -n, or add ddp::threads to ddp::run<...> for ranks that are threads."}));
+}
+
+[[gnu::cold]] DDP_DECL int checked_output(int code) noexcept {
+    if (code != EXIT_SUCCESS || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return code;
+    std::fputs("ddp: not all of the program's output could be written: the disk may be full\n", stderr);
+    return EXIT_FAILURE;
 }
 
 [[gnu::cold]] DDP_DECL int report_exception(char const* who) noexcept {

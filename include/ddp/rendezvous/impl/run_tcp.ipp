@@ -3,10 +3,15 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <memory>
+#include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include <ddp/comm/flight_recorder.hpp>
+#include <ddp/comm/transport.hpp>
 #include <ddp/core/error.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/bootstrap.hpp>
@@ -53,6 +58,25 @@ namespace detail {
                    "cannot reach: if ranks are on several, set it to a numeric address of rank 0's host"});
 }
 
+/// The text of a rendezvous_error, with what to look at if ranks have not found each other.
+[[nodiscard, gnu::cold]] inline std::string with_advice(job const& j, std::string text) {
+    bool const apart = text.find("never joined") != std::string::npos || text.find("cannot reach") != std::string::npos;
+    std::string const advice = !apart ? "" : j.advice.empty() ? advice_about_loopback(j) : j.advice;
+    return advice.empty() ? text : concat({text, ". ", advice});
+}
+
+/// A rank that never became part of the job leaves a flight record too: how long it tried, and why it gave up.
+[[gnu::cold]] inline void record_failed_start(job const& j, time_point began, error const& why) noexcept try {
+    std::string const text = text_without_code(why);
+    auto const last = std::make_unique<flight_recorder>(j.rank, j.size, "tcp");
+    failure record{.kind = failure_kind::broke, .code = why.code(), .rank = j.rank, .text = std::string_view(text)};
+    if (text.starts_with("rank ")) std::from_chars(text.data() + 5, text.data() + text.size(), record.peer);
+    last->record_at(began, flight::phase, 0, 0, 0, "joining");
+    last->fail(record);
+    last->adopt(record);
+} catch (std::bad_alloc const&) {  // the error matters more
+}
+
 }  // namespace detail
 
 [[gnu::cold]] DDP_DECL void detail::start_tcp(run_options const& options, make_security* security,
@@ -68,20 +92,19 @@ namespace detail {
                                                 " ranks were asked for: ddprun -n ", options.ranks}));
     detail::flight_signal const on_request;
     std::unique_ptr<tcp_transport> transport;
+    time_point const began = monotonic_clock::now();
     try {
         transport = connect_tcp(*found, tcp_options{.times = options.times,
                                                     .insecure = options.insecure,
                                                     .encrypt = options.encrypt,
                                                     .security = security});
     } catch (rendezvous_error const& e) {
-        std::string text = e.what();
-        bool const apart =
-            text.find("never joined") != std::string::npos || text.find("cannot reach") != std::string::npos;
-        if (!apart) throw;  // ranks that have connected need no advice
-        std::string const advice = found->advice.empty() ? detail::advice_about_loopback(*found) : found->advice;
-        if (advice.empty()) throw;
-        text.erase(0, text.find(": ") + 2);  // the code, which is added again
-        throw rendezvous_error(detail::concat({text, ". ", advice}));
+        rendezvous_error const told(detail::with_advice(*found, detail::text_without_code(e)));
+        detail::record_failed_start(*found, began, told);
+        throw told;
+    } catch (error const& e) {
+        detail::record_failed_start(*found, began, e);
+        throw;
     }
     communicator<> comm = any_communicator(std::move(transport), options.times, options.thread);
     detail::flight_signal::target const whose(comm.driver()->recorder());

@@ -2,6 +2,9 @@
 /// frame_link: one connection of a framed transport, with both of its halves and what is known about the path.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -10,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/transport/framed/frame_checksum.hpp>
 #include <ddp/transport/framed/frame_header.hpp>
@@ -45,7 +49,9 @@ struct frame_link {
     bool readable = true;            // as far as is known
     bool shut_when_written = false;  // half-close once everything is out
     bool overdue = false;
-    bool altered = false;  // the stream has said that bytes were changed on the way
+    bool suspected = false;      // in this silence
+    std::uint64_t silences = 0;  // in which it was
+    bool altered = false;        // the stream has said that bytes were changed on the way
     std::size_t largest_read = 0;
     bool gone = false;  // no operation can move any more
     std::error_code why;
@@ -103,7 +109,7 @@ struct frame_link {
     /// Something has come from the peer.
     void heard_at(time_point now) noexcept {
         heard = now;
-        overdue = false;
+        overdue = suspected = false;
     }
     /// Bytes of a record that cannot be read yet. They count if more come in the time of a heartbeat than heartbeats would be:
     /// otherwise these alone could fill a record whose length was changed on the way, and keep a link alive that is broken.
@@ -128,8 +134,33 @@ struct frame_link {
             return false;
         }
     }
+    /// Whether the peer has become overdue: silent for timing.dead. A silence of timing.suspect is said on stderr.
+    [[nodiscard]] bool becomes_overdue(int rank, time_point at, timing const& times) noexcept {
+        nanoseconds const since = at - heard, quiet = std::min(times.suspect, times.dead) / 2;
+        if (overdue || since < quiet) return false;
+        if (sign_of_life())
+            heard = at - quiet;
+        else if (since >= times.dead)
+            overdue = true;
+        else if (since >= times.suspect)
+            suspect(rank, since, times.dead);
+        return overdue;
+    }
 
 private:
+    /// The lowest other rank says so, of the first such silence, the second, the fourth, ...
+    void suspect(int rank, nanoseconds since, nanoseconds dead) noexcept {
+        if (std::exchange(suspected, true)) return;
+        ++silences;
+        if (rank != (peer == 0 ? 1 : 0) || !std::has_single_bit(silences)) return;
+        auto const seconds = [](nanoseconds time) { return std::chrono::duration<double>(time).count(); };
+        std::fprintf(
+            stderr,
+            "ddp: rank %d has heard nothing from rank %d%s%s%s for %.1f s (silence %llu of that length). After %.1f s "
+            "(timing.dead) the job fails\n",
+            rank, peer, name.empty() ? "" : " (", name.c_str(), name.empty() ? "" : ")", seconds(since),
+            static_cast<unsigned long long>(silences), seconds(dead));
+    }
     static constexpr std::size_t most_of_heartbeats = 512;  // of three, with what a channel adds
     static constexpr std::size_t full_packet = 1280;  // what every IPv6 link carries, and less than Ethernet's MSS
 };

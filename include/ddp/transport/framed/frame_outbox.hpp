@@ -195,7 +195,8 @@ private:
                          .id = {.group = mark_.group,
                                 .channel = static_cast<std::uint32_t>(mark_.leader),
                                 .index = mark_.number},
-                         .fingerprint = mark_.fingerprint},
+                         .fingerprint = mark_.fingerprint,
+                         .length = mark_.occupied},
                         bytes_of(mark_.name.chars));
             return true;
         }

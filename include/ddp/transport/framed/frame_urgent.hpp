@@ -46,6 +46,7 @@ public:
                 mark_.leader = static_cast<std::int32_t>(frame.id.channel);
                 mark_.number = frame.id.index;
                 mark_.fingerprint = frame.fingerprint;
+                mark_.occupied = frame.length;
                 std::memcpy(mark_.name.chars.data(), bytes_.data(), sizeof mark_.name.chars);
                 return {};
             case frame_type::goodbye:

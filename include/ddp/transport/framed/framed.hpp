@@ -274,8 +274,7 @@ private:
     }
     void restart_clocks(time_point at) noexcept {
         for (auto const& l : links_) {
-            l->heard = at;
-            l->overdue = false;
+            l->heard_at(at);
             if (l->sent == time_point{}) l->sent = at;
         }
         last_turn_ = at;
@@ -368,13 +367,9 @@ private:
                 endings_.close_without_goodbye(*l);
                 if (!aborted_) endings_.shut(*l);
             }
-            if (watched(*l) && !l->overdue && at - l->heard >= options_.times.dead / 2) {
-                if (l->sign_of_life())
-                    l->heard = at - options_.times.dead / 2;
-                else if (at - l->heard >= options_.times.dead) {
-                    late = l->overdue = true;
-                    l->say_what_is_stuck(news_.of(l->peer).record.text);
-                }
+            if (watched(*l) && l->becomes_overdue(rank_, at, options_.times)) {
+                late = true;
+                l->say_what_is_stuck(news_.of(l->peer).record.text);
             }
         }
         return late;

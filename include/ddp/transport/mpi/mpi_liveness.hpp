@@ -56,6 +56,7 @@ public:
         p.said.leader = static_cast<std::int32_t>(what.id.channel);
         p.said.number = what.id.index;
         p.said.fingerprint = what.fingerprint;
+        p.said.occupied = what.length;
         std::memcpy(p.said.name.chars.data(), what.body.data(), sizeof p.said.name.chars);
     }
     /// Writes the next heartbeat or mark to a peer, and returns the number of its bytes after the head. Once it has been
@@ -66,7 +67,7 @@ public:
         what.id = {.group = mark_.group, .channel = static_cast<std::uint32_t>(mark_.leader), .index = mark_.number};
         what.fingerprint = mark_.fingerprint;
         what.payload = 0;
-        what.length = 0;
+        what.length = mark_.occupied;
         std::memcpy(what.body.data(), mark_.name.chars.data(), sizeof mark_.name.chars);
         return sizeof mark_.name.chars;
     }
