@@ -3,13 +3,14 @@ makes a Plan whose trial does all of it.
 
 After each injection: who must fail has said what docs/faults.md, launching.md and security.md promise, in one text where they
 promise one, with the exit code that belongs to it, neither late nor, where a rank might yet come, early; a job that must go on
-has ended with the digest of an undisturbed one; a job that never started has written no flight record, one whose ranks refuse
-each other's model a whole set; no process and no file is left.
+has ended with the digest of an undisturbed one; each rank of a job that never started has left a flight record with its error, as
+have those that refuse each other's model, and no other rank has; no process and no other file is left.
 """
 
 import contextlib
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -19,7 +20,7 @@ import time
 
 from chaos_rows import FAULT_PROGRAM, REFERENCES, SOON, Late, Plan, Row, Wrong, without
 from chaos_strangers import PROOF, recorded_hello, secret_in
-from jobs import DEADLINE, SCALE, Job, check_flight_records, environment, exit_code_of, listening_ports
+from jobs import DEADLINE, SCALE, Job, check_flight_records, environment, exit_code_of, flight_record, listening_ports
 
 JOIN = 1.5 * SCALE  # of ranks that wait in vain; those that must meet have the 5 s of ddp::timing::for_tests
 SHORT = f"join={round(1000 * JOIN / SCALE)}"
@@ -141,15 +142,31 @@ class Start(Job):
         return took
 
     def nothing_left(self, errors=()):
-        """errors: by rank, of a job whose ranks write flight records; a job that has not failed, or not started, has none."""
+        """errors: by rank, of a job that has started. Who was refused, or waited in vain, has a flight record as well."""
         if left := self.left_behind():
             raise self.wrong(f"left behind: {left}")
         if left := set(os.listdir(self.scratch.name)) - {"records", "secret"}:
             raise self.wrong(f"files are left: {left}")
         if errors:
             check_flight_records(self.records, errors)
-        if set(os.listdir(self.records)) != {f"rank-{rank}.jsonl" for rank in errors}:
-            raise self.wrong(f"flight records: {os.listdir(self.records)}")
+        records = {}
+        for name in os.listdir(self.records):
+            lines = flight_record(os.path.join(self.records, name))
+            records[lines[0]["pid"]] = name, lines
+        for which, rank in self.ranks.items():
+            name, lines = records.pop(rank.pid, ("", []))
+            text = rank.error()
+            if rank.code in (0, -signal.SIGKILL) or which in errors or rank.code == 101 and not lines:
+                if lines and which not in errors:
+                    raise self.wrong(f"{which} has written the flight record {name}")
+                continue
+            told = [line["text"] for line in lines if line["event"] == "verdict_text"]
+            kept = {line["event"]: line for line in lines}
+            if (len(told) != 1 or told[0].removesuffix("...") not in text or kept["verdict"]["code"] != rank.code
+                    or not {"start", "joining", "failed", "dump"} <= kept.keys()):
+                raise self.wrong(f"the flight record {name or 'that is missing'} of {which}: {lines}")
+        if records:
+            raise self.wrong(f"flight records of nobody: {records}")
 
 
 def in_use(port, by):
@@ -309,6 +326,8 @@ def row_2(draw, size):
                       "Give every process a RANK of its own")
             if rank == 0:
                 second = in_use(job.port, r"\d+")
+                if when != "early":  # the holder may have met its ranks before it can be named
+                    second = f"({second}|{in_use(job.port, None)})"
             # Who comes when all have met finds nobody. A rank 0 waits for others, if no connection or third one holds the port.
             gone = (r"ranks \{.*\} never joined \(1 of \d present" if rank == 0 else
                     rf"rank {rank} cannot reach rank 0 at 127\.0\.0\.1:{job.port} ")
