@@ -660,32 +660,43 @@ TEST_CASE("a killed rank is named by all, at its next call at the latest", "[com
     CHECK(said[0].find("rank " + std::to_string(victim) + " is gone") != std::string::npos);
 }
 
-TEST_CASE("while a rank says that it is in a long operation, no deadline of the others passes",
+TEST_CASE("while a rank is in a long operation, deadlines of the others are extended, and then hold again",
           "[comm][communicator]") {
-    auto const body = [](comm_type& comm) {
+    timing times = timing::for_tests();
+    times.collective = 1s;
+    auto const chain = [](comm_type& comm) {  // rank 2 waits for rank 0, which waits for rank 1
         if (comm.rank() == 1) {
             long_operation const outer(comm, "evaluation", 60s);
             {
                 long_operation const inner(comm, "a file", 1ms);  // whose end, or limit, is not that of the other
                 std::this_thread::sleep_for(50ms);
             }
-            std::this_thread::sleep_for(1100ms);
+            std::this_thread::sleep_for(2500ms);
         }
-        auto const pairs = comm.split(comm.rank() == 2 ? 1 : 0);
-        CHECK(sum_of_ones(comm) == 3);  // ranks 0 and 2 wait here, one of them perhaps for the other
+        int number = 0;
+        if (comm.rank() == 1) ddp::send(comm, 7, 0);
+        if (comm.rank() == 0) ddp::receive(comm, number, 1);
+        if (comm.rank() == 0) ddp::send(comm, number, 2);
+        if (comm.rank() == 2) ddp::receive(comm, number, 0);
+        CHECK(sum_of_ones(comm) == 3);
     };
-    ddp::test::run_ranks(3, body, quick());
+    ddp::test::run_ranks(3, chain, times);
+
+    auto const begun = std::chrono::steady_clock::now();
     std::vector<std::string> const late = ddp::test::errors_of_ranks(
         3,
         [](comm_type& comm) {
             if (comm.rank() == 1) {
-                long_operation const scope(comm, "evaluation", 300ms);
-                std::this_thread::sleep_for(2s);
+                long_operation const scope(comm, "evaluation", 1500ms);
+                std::this_thread::sleep_for(6s);
             }
             sum_of_ones(comm);
         },
-        quick());
+        times);
     for (std::string const& text : late) CHECK(text.find("DDP-E204 deadline: rank 1 did not take part") != text.npos);
+    CHECK(late[0].find("waited 2.") != std::string::npos);  // all of it, not only what was granted last
+    CHECK(std::chrono::steady_clock::now() - begun < 30s);
+
     ddp::test::run_ranks(1, [](comm_type& comm) {
         for (nanoseconds const wrong : {nanoseconds{0}, nanoseconds{-5s}, nanoseconds{std::chrono::hours{169}}})
             CHECK_THROWS_WITH(long_operation(comm, "evaluation", wrong),

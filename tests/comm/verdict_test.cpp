@@ -318,7 +318,7 @@ TEST_CASE("who is late is said in words", "[comm][verdict]") {
     failure message = mine;
     message.entered = {.name = std::string_view("receive of 8 bytes from rank 3 with tag 7")};
     auto const text = [](failure const& of, std::vector<int> const& absent, int named, mark const& last) {
-        return detail::straggler_text(0, of, absent, named, last, 120s, true);
+        return detail::straggler_text(0, of, absent, named, last, 120s, true, last.occupied != 0);
     };
     mark const step{.number = 11, .name = std::string_view("step")}, none;
     std::string const wait = "rank 0 has waited 5.0 s in ",
@@ -345,13 +345,13 @@ TEST_CASE("who is late is said in words", "[comm][verdict]") {
     CHECK(text(mine, {2}, 2, occupied) == wait +
                                               "allreduce for rank 2, which has not entered it. Rank 2 is alive and is "
                                               "in a long operation, evaluation; send "
-                                              "it SIGUSR2 to see what it is doing. Deadlines wait for it until that "
-                                              "ends; then the job fails after 120.0 s "
-                                              "(timing.collective)");
-    std::string const process = detail::straggler_text(0, mine, {}, 3, none, 120s, true, "pid 4711 on node3");
+                                              "it SIGUSR2 to see what it is doing. Deadlines are extended while a rank "
+                                              "is in a long operation; without one, "
+                                              "the job fails within 120.0 s (timing.collective)");
+    std::string const process = detail::straggler_text(0, mine, {}, 3, none, 120s, true, false, "pid 4711 on node3");
     CHECK(process.find("; send it (pid 4711 on node3) SIGUSR2 to see") != std::string::npos);
     // Where ranks are threads, for example, the signal would end the process.
-    CHECK(detail::straggler_text(0, mine, {}, 3, none, 120s, false) ==
+    CHECK(detail::straggler_text(0, mine, {}, 3, none, 120s, false, false) ==
           wait + "allreduce for rank 3. If nothing changes, the job fails after 120.0 s (timing.collective)");
 }
 

@@ -19,6 +19,7 @@
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/point_to_point.hpp>
+#include <ddp/comm/long_operation.hpp>
 #include <ddp/comm/communicator.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/exchange/narrow.hpp>
@@ -150,6 +151,20 @@ TEST_CASE("over MPI a rank that stops is named after timing.dead, where a thread
     first.resize(4096);
     MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
     CHECK(text == first.data());
+}
+
+TEST_CASE("over MPI a long operation is heard of in heartbeats, and waited for", "[mpi][faults]") {
+    ddp::timing times = patient();
+    times.collective = std::chrono::seconds(1);
+    auto own = std::make_unique<ddp::mpi_transport>(boost::mpi::communicator(), ddp::mpi_options{.times = times});
+    if (own->size() != 3 || !own->may_own_thread()) return;
+    ddp::communicator<> comm = ddp::any_communicator(std::move(own), times, ddp::communication_thread::drives);
+    ddp::barrier(comm);
+    if (comm.rank() == 1) {
+        ddp::long_operation const scope(comm, "evaluation", std::chrono::seconds(60));
+        std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    }
+    CHECK(ddp::allreduce(comm, 1.0) == 3.0);
 }
 
 TEST_CASE("over MPI a failed call writes nothing into its memory once it has thrown", "[mpi][faults]") {

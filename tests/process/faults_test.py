@@ -373,14 +373,13 @@ class Late(FaultCase):
             self.assertNotIn("SIGUSR2", job.ranks[0].err, "the signal would end all of them")
 
     def test_a_long_operation_is_waited_for_as_long_as_it_says(self):
-        """Also by ranks that wait for another one, and in a group."""
         for words in ((), ("share=0", "algorithm=ring"), ("thread=rests",)):
             with self.subTest(words=words):
                 with Job(3, command("fault=1:occupied:between:3:2500", "collective=700", "straggler=300", *words)) as job:
                     job.wait()
                     self.assertEqual([r.code for r in job.ranks.values()], [0] * 3, job.story())
                     self.assertRegex(job.ranks[0].err, r"(?m)^ddp: rank 0 has waited \d+.\d s in step #3 for rank 1, .*is alive and is in a long "
-                                     r"operation, evaluation; send it \(pid \d+ .*\) SIGUSR2 .*\. Deadlines wait for it until that ends; then ")
+                                     r"operation, evaluation; send it \(pid \d+ .*\) SIGUSR2 .*\. Deadlines are extended while ")
                 # 1.5 s are granted: a deadline that passes then is the last one, 0.7 s later at most.
                 self.strike(3, ["1:occupied:between:3:4000"], r"^DDP-E204 deadline: rank 1 did not take part in .* in time", [1],
                             "collective=700", "limit=1500", *words, bound=2.2 * SCALE + SOON, code=204)
@@ -466,15 +465,18 @@ class Frozen(FaultCase):
                   for step, r, phase, length in ((1, 0, "forward", 300), (2, 1, "backward", 200), (2, 2, "between", 350),
                                                  (3, 1, "reduced", 250), (4, 0, "backward", 350), (5, 2, "forward", 300),
                                                  (6, 1, "barrier", 200))]
-        with Job(3, command("slices=3000", "suspect=110", *faults)) as job:  # and how gradients are reported changes no bit
-            job.wait()
-            self.assertEqual(self.digest_of(job), expected)
-            for teller, peer in ((0, 1), (0, 2), (1, 0)):  # what was silent for longer than `suspect` is named and counted
-                found = re.findall(rf"(?m)^ddp: rank {teller} has heard nothing from rank {peer} \(pid {job.ranks[peer].pid} on .*\) "
-                                   r"for \d+\.\d s \(silence (\d+) of that length\)\. After \d+\.\d s \(timing\.dead\) the job fails$",
-                                   job.ranks[teller].err)
-                self.assertEqual(found[:2], ["1", "2"], job.story())
-            self.assertNotRegex(job.ranks[2].err, "has heard nothing", "only the lowest other rank says so")
+        def attempt():
+            with Job(3, command("slices=3000", "suspect=110", *faults)) as job:  # and how gradients are reported changes no bit
+                job.wait()
+                self.assertEqual(self.digest_of(job), expected)
+                self.assertNotRegex(job.ranks[2].err, "has heard nothing", "only the lowest other rank says so")
+                for teller, peer in ((0, 1), (0, 2), (1, 0)):  # what was silent for longer than `suspect` is named and counted
+                    found = re.findall(rf"(?m)^ddp: rank {teller} has heard nothing from rank {peer} \(pid {job.ranks[peer].pid} on .*\) for "
+                                       r"\d+\.\d s \(silence (\d+) of that length\)\. After \d+\.\d s \(timing\.dead\) the job fails$",
+                                       job.ranks[teller].err)
+                    if found[:2] != ["1", "2"]:  # a teller that does not run meanwhile hears of no silence
+                        raise Slow(f"rank {teller} has told of the silences {found} of rank {peer}\n{job.story()}")
+        self.in_time(attempt)
 
     def test_the_whole_job_at_once_is_no_fault(self):
         words = ("pause=15", "steps=40")
@@ -573,7 +575,7 @@ class SomethingElse(FaultCase):
                 (3, [1, 2], ["straggler=700", "join=20000"], {"DDP_TCP_CONGESTION": "reno"},
                  "timing.straggler is 3000 ms on rank 0, 700 ms on rank 1, 700 ms on rank 2; timing.join is 5000 ms on rank 0, "
                  "20000 ms on rank 1, 20000 ms on rank 2; TCP congestion control is the default on rank 0, reno on rank 1, reno on rank 2"),
-                (3, [0], [], {"DDP_SHARE_MEMORY": "0"}, "messages through memory is off on rank 0, on on rank 1, on on rank 2")):
+                (3, [0], [], {"DDP_SHARE_MEMORY": "0"}, "messages within a host is over TCP on rank 0, through memory on rank 1, through memory on rank 2")):
             said = re.sub(r"(\d+) ms", lambda ms: f"{int(ms[1]) * SCALE} ms", said)
             with self.subTest(size=size, odd=odd, words=words), Job(size, command(), without=range(size)) as job:
                 for rank in range(size):

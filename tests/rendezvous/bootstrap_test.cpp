@@ -1067,12 +1067,11 @@ TEST_CASE("settings that ranks should have alike are compared, and what differs 
           "timing.dead is 3000 ms on rank 0, 15000 ms on rank 1");
     CHECK(ddp::detail::different_settings({usual, usual, other}) ==
           "timing.dead is 3000 ms on rank 0, 15000 ms on rank 2; TCP congestion control is the default on rank 0, "
-          "reno?? on rank "
-          "2; messages through memory is on on rank 0, off on rank 2");
+          "reno?? on rank 2; messages within a host is through memory on rank 0, over TCP on rank 2");
     CHECK(ddp::detail::different_settings({usual, patient, patient, patient, patient, patient, patient}) ==
           "timing.dead is 3000 ms on rank 0, 15000 ms on rank 1, 15000 ms on rank 2, 15000 ms on rank 3, 15000 ms on "
           "rank 4, and "
-          "another on 2 more");
+          "other values on 2 more ranks");
     std::string const broken =
         ddp::detail::different_settings({usual, "timing.heartbeat=\x1b[2J" + std::string(500, 'x')});
     CHECK(broken.starts_with("timing.heartbeat is 250 ms on rank 0, \\x1b[2J"));

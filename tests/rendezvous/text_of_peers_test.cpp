@@ -89,7 +89,7 @@ TEST_CASE("what a late rank has entered is said without its control characters",
     mine.entered = {.number = 2, .name = std::string_view("allreduce")};
     ddp::mark const last{.number = 1, .name = std::string_view(raw)};
     std::vector<int> const absent{1};
-    std::string const text = ddp::detail::straggler_text(0, mine, absent, 1, last, 120s, true);
+    std::string const text = ddp::detail::straggler_text(0, mine, absent, 1, last, 120s, true, false);
     CAPTURE(text);
     CHECK(has(text, escaped));
     CHECK(!has(text, raw));

@@ -10,11 +10,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
+#include <ddp/collective/point_to_point.hpp>
+#include <ddp/comm/long_operation.hpp>
 #include <ddp/optim/adam.hpp>
 #include <ddp/testing/conformance.hpp>
 #include <ddp/train/data_parallel.hpp>
@@ -175,6 +178,27 @@ TEST_CASE("over TCP groups whose collectives are called in opposite order get on
 TEST_CASE("over TCP waiting is followed across groups to the rank that is late", "[tcp][group]") {
     check_one_verdict(
         4, [](auto& comm, std::string& text) { return ddp::test::check_chain_across_groups(comm, 4s, text); });
+}
+
+TEST_CASE("over TCP a rank that has left is in no long operation", "[tcp][faults]") {
+    auto const join = ddp::test::loopback_job(3, false, 1s);
+    auto const said = ddp::test::on_threads(3, [&](int rank) -> std::string {
+        try {
+            ddp::communicator<> comm = join(rank);
+            if (rank == 1) {
+                ddp::long_operation const scope(comm, "a file", 600s);
+                std::this_thread::sleep_for(500ms);  // the others have heard of it, and no heartbeat takes it back
+            }
+            int number = 0;
+            if (rank == 0) ddp::receive(comm, number, 2);
+            if (rank == 2) std::this_thread::sleep_for(4s);
+            return {};
+        } catch (std::exception const& e) {
+            return e.what();
+        }
+    });
+    CAPTURE(said[0]);
+    CHECK(said[0].starts_with("DDP-E204 deadline: rank 2 "));
 }
 
 TEST_CASE("over TCP trainings have the bits they have over inproc", "[tcp][train]") {

@@ -711,7 +711,12 @@ TEST_CASE("a stream that ends without goodbye is a death, after what it carried 
 TEST_CASE("a silent peer becomes overdue; one that is only idle sends heartbeats that carry its mark",
           "[comm][framed]") {
     pair_of both;
-    both[1].entered({.group = 3, .leader = 1, .number = 42, .fingerprint = 7, .name = std::string_view("allreduce")});
+    both[1].entered({.group = 3,
+                     .leader = 1,
+                     .number = 42,
+                     .fingerprint = 7,
+                     .occupied = 1,
+                     .name = std::string_view("allreduce")});
     // Long enough for the peer to be late, if heartbeats did not come.
     auto const until = ddp::monotonic_clock::now() + 2 * quick().times.dead;
     CHECK_FALSE(both.drive([&] { return both[0].overdue_peer().has_value(); }, 2 * quick().times.dead));
@@ -720,6 +725,7 @@ TEST_CASE("a silent peer becomes overdue; one that is only idle sends heartbeats
     CHECK(both[0].mark_of(1).leader == 1);
     CHECK(both[0].mark_of(1).number == 42);
     CHECK(both[0].mark_of(1).fingerprint == 7);
+    CHECK(both[0].mark_of(1).occupied == 1);
     CHECK(both[0].mark_of(1).name.view() == "allreduce");
 
     // Rank 1 freezes: rank 0 names it, in time.

@@ -4,18 +4,18 @@
 
 #include <chrono>
 #include <memory>
-#include <string_view>
 
 #include <ddp/comm/communicator.hpp>
 #include <ddp/comm/driver.hpp>
 #include <ddp/comm/flight_recorder.hpp>
+#include <ddp/comm/scheduler_base.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/contract.hpp>
 
 namespace ddp {
 
-/// While it lives, but not longer than `limit`, the deadlines of the other ranks wait: one rank evaluates, or writes a large file,
-/// and the others are in the next collective already.
+/// While it lives, but not longer than `limit`, the deadlines of the other ranks are extended: one rank evaluates, or writes a large
+/// file, and the others are in the next collective already.
 ///
 ///     if (comm.rank() == 0) {
 ///         ddp::long_operation const scope(comm, "evaluation", std::chrono::minutes(20));
@@ -23,33 +23,34 @@ namespace ddp {
 ///     }
 ///     ddp::barrier(comm);
 ///
-/// The others hear of it in this rank's heartbeats. A wait of theirs that reaches timing.collective meanwhile, in any group and for
-/// any rank, may last as long once more. Everything else holds as before: a rank that dies or freezes inside is noticed as always,
-/// and a wait of timing.straggler is reported, with `what`. Scopes may be nested; the innermost limit counts.
+/// The others hear of it in this rank's heartbeats. If a wait of theirs reaches timing.collective meanwhile, in any group and for
+/// any rank, all waits may last as long once more. Everything else holds as before: a rank that dies or freezes inside is noticed as
+/// always, and a wait of timing.straggler is reported, with `what`. Scopes may be nested, and then end in reverse order; the limit
+/// and the words of the innermost one count.
 ///
-/// Cost    nothing is sent for it. Waits while another thread is in a blocking call of the communicator.
+/// Cost    no message of its own. Waits while another thread is in a blocking call of the communicator.
 /// Limits  over MPI at THREAD_MULTIPLE only: below it there are no heartbeats while a program computes.
-/// Throws  usage_error if `limit` is not between 1 ms and a week. `what`: at most 80 bytes are shown.
+/// Throws  usage_error if `limit` is not between 1 ms and a week. `what` outlives the scope; 80 bytes of it are shown.
 template <Transport T>
-class long_operation {
+class [[nodiscard]] long_operation {
 public:
-    long_operation(communicator<T> const& comm, std::string_view what, nanoseconds limit) : driver_(comm.driver()) {
+    long_operation(communicator<T> const& comm, char const* what, nanoseconds limit) : driver_(comm.driver()) {
         DDP_EXPECTS(limit >= std::chrono::milliseconds{1} && limit <= std::chrono::hours{24 * 7},
                     "long_operation: the limit must be between 1 ms and a week; there is no 'never'");
         driver_->exclusively_from_anywhere(
-            [&] { before_ = driver_->tasks().occupy(what, driver_->transport().now() + limit); });
+            [&] { before_ = driver_->tasks().occupy({what, driver_->transport().now() + limit}); });
         driver_->recorder().record(flight::mark, 0, 0, 0, "long_operation");
     }
     long_operation(long_operation const&) = delete;
     long_operation& operator=(long_operation const&) = delete;
     ~long_operation() {
         driver_->recorder().record(flight::mark, 0, 0, 0, "long_operation_ended");
-        driver_->exclusively_from_anywhere([this] { driver_->tasks().occupy({}, before_); });
+        driver_->exclusively_from_anywhere([this] { driver_->tasks().occupy(before_); });
     }
 
 private:
     std::shared_ptr<driver<T>> driver_;
-    time_point before_ = never;
+    scheduler_base::occupation before_;
 };
 
 }  // namespace ddp

@@ -81,9 +81,10 @@ public:
     /// Stores an exception that a noexcept call has caught: the next call throws it.
     void put_back(std::exception_ptr const& kept) noexcept { kept_ = failed_ && !kept_ ? kept : kept_; }
 
-    /// Until then this rank's marks say that it is in `what`, a long_operation, for which others wait longer; never: no more.
+    /// What this rank's marks say of a long_operation: its words, until when; never: it is in none.
+    using occupation = std::pair<char const*, time_point>;
     /// Returns what was said before.
-    time_point occupy(std::string_view what, time_point until) noexcept;
+    occupation occupy(occupation with) noexcept;
 
     /// A blocking call begins (+1) or ends (-1). Between the two, what this rank entered last is under way.
     void count_calls(int change) noexcept { calls_under_way_ += change; }
@@ -149,7 +150,7 @@ protected:
     /// When the oldest wait began, on a clock that stops while this is not driven. It identifies the wait.
     [[nodiscard]] time_point oldest_wait() const noexcept { return first_ == nullptr ? never : first_->since_; }
     [[nodiscard]] time_point first_deadline() const noexcept {
-        return first_ == nullptr ? never : first_->since_ + times_.collective + absent_;
+        return first_ == nullptr ? never : std::max(first_->since_ + times_.collective, granted_) + absent_;
     }
     /// Time in which the scheduler should have been driven but was not does not count towards deadlines. Examples are
     /// long user code when no thread of the library drives, a stopped process, and a machine that slept. After a long
@@ -181,10 +182,12 @@ protected:
 
     std::atomic<bool> failed_{false};  // written by the thread that drives, read by any
     time_point failed_at_ = {};
-    time_point occupied_until_ = never;  // see occupy()
+    occupation occupied_{"", never};
     int calls_under_way_ = 0;
 
 private:
+    [[nodiscard]] mark mark_in(group const& last) const noexcept;
+
     friend class operation;
     friend class event;
     friend class group;
@@ -221,6 +224,7 @@ private:
     time_point driven_ = {}, moved_ = {};  // when this was driven last, and the transport
     time_point due_ = never;               // when it has to be driven again
     nanoseconds absent_{0};                // in total; an operation's since_ does not count it
+    time_point granted_ = {};  // no wait is late before, since a peer was occupied; does not count it either
     operation const* favoured_ = nullptr;  // the oldest wait when time was given last
     detail::waiter_queue ready_;
     detail::waiter_queue yielded_;

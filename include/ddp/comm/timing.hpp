@@ -1,5 +1,6 @@
 /// \file
-/// timing: how long anything may take before it is a failure. Every wait of the library is bounded by one of these times.
+/// timing: how long anything may take before it is a failure. Every wait of the library is bounded by one of these times,
+/// and that for a peer, if there is one, by the limit of a long_operation.
 #pragma once
 
 #include <chrono>

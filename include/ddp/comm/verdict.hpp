@@ -45,8 +45,9 @@ void name_process(failure& verdict, std::string_view process);
 /// The line that a rank prints after a long wait. `mine` is its wait, `absent` are the ranks that have not entered the
 /// same operation, `named` is the first of them (or, if there are none, the rank that is awaited), `last` is what
 /// `named` has entered, and `process` its process (see process_of). `on_request`: whether SIGUSR2 makes it say what it does.
+/// `occupied`: whether some rank is in a long_operation.
 [[nodiscard]] std::string straggler_text(int rank, failure const& mine, std::span<int const> absent, int named,
-                                         mark const& last, nanoseconds collective, bool on_request,
+                                         mark const& last, nanoseconds collective, bool on_request, bool occupied,
                                          std::string_view process = {});
 }  // namespace detail
 

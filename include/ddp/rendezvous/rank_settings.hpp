@@ -30,8 +30,8 @@ namespace ddp::detail {
     for (auto const& [name, value] : all) text += concat({"timing.", name, "=", value.count(), " ms,"});
     std::string control = congestion.empty() ? "the default" : printable(congestion, 16);
     std::ranges::replace_if(control, [](char c) { return c == ',' || c == ';'; }, '?');
-    return text +
-           concat({"TCP congestion control=", control, ",messages through memory=", shares_memory ? "on" : "off", ","});
+    return text + concat({"TCP congestion control=", control,
+                          ",messages within a host=", shares_memory ? "through memory" : "over TCP", ","});
 }
 
 /// Removes what stands before `separator` from `text`, and the separator, and returns it.
@@ -44,7 +44,12 @@ namespace ddp::detail {
 /// One line of text about the settings in which a rank differs from rank 0; empty if there are none. `of`: those of each rank,
 /// from the network. Nothing is said of a rank that has sent none.
 [[nodiscard, gnu::cold]] inline std::string different_settings(std::vector<std::string> const& of) {
-    constexpr std::size_t shown = 4, longest = 64;
+    constexpr std::size_t shown = 4;
+    auto const in_one_line = [](std::string_view part) {
+        std::string text = printable(part, 64);
+        std::ranges::replace_if(text, [](char c) { return c == '\n' || c == '\t'; }, ' ');
+        return text;
+    };
     std::string text;
     std::vector<std::string_view> left(of.begin(), of.end());
     while (!left.empty() && !left[0].empty()) {
@@ -54,12 +59,13 @@ namespace ddp::detail {
             std::string_view const here = take_field(left[rank], ',');
             if (here.empty() || here == zero || ++differ > shown) continue;
             auto const value = [&](std::string_view entry) {
-                return printable(entry.substr(std::min(entry.size(), name.size() + 1)), longest);
+                return in_one_line(entry.substr(std::min(entry.size(), name.size() + 1)));
             };
-            if (differ == 1) text += concat({text.empty() ? "" : "; ", name, " is ", value(zero), " on rank 0"});
+            if (differ == 1)
+                text += concat({text.empty() ? "" : "; ", in_one_line(name), " is ", value(zero), " on rank 0"});
             text += concat({", ", value(here), " on rank ", rank});
         }
-        if (differ > shown) text += concat({", and another on ", differ - shown, " more"});
+        if (differ > shown) text += concat({", and other values on ", differ - shown, " more ranks"});
     }
     return text;
 }

@@ -65,7 +65,7 @@ void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm);
 /// alone although several were started.
 void expect_alone(run_options const& options, std::span<std::string_view const> choices);
 
-/// Returns `code`, but EXIT_FAILURE, after a line on stderr, instead of EXIT_SUCCESS if stdout could not be written: a full disk.
+/// Returns `code`, but EXIT_FAILURE, after a line on stderr, instead of EXIT_SUCCESS if C's stdout could not be written: a full disk.
 [[nodiscard]] int checked_output(int code) noexcept;
 
 /// Prints the exception that is being handled to stderr, after `who`. Returns the exit code for it.

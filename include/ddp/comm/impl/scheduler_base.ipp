@@ -77,12 +77,14 @@ DDP_DECL void scheduler_base::make_world(int rank, int size) {
     world_ = std::make_unique<group>(*this, 0, std::move(everybody), rank);
     last_entered_ = world_.get();
 }
-DDP_DECL time_point scheduler_base::occupy(std::string_view what, time_point until) noexcept {
-    time_point const before = std::exchange(occupied_until_, until);
-    mark mine = last_entered_->brief_mark();
-    mine.occupied = until != never ? 1 : 0;
-    if (!what.empty()) mine.name = what;
-    note_mark(mine);
+DDP_DECL mark scheduler_base::mark_in(group const& last) const noexcept {
+    mark mine = last.brief_mark();
+    if (occupied_.second != never) mine.occupied = 1, mine.name = std::string_view(occupied_.first);
+    return mine;
+}
+DDP_DECL scheduler_base::occupation scheduler_base::occupy(occupation with) noexcept {
+    occupation const before = std::exchange(occupied_, with);
+    note_mark(mark_in(*last_entered_));
     return before;
 }
 DDP_DECL void scheduler_base::turn() {
@@ -91,10 +93,10 @@ DDP_DECL void scheduler_base::turn() {
     } catch (...) {
         fail(std::current_exception());
     }
-    if (driven_ >= occupied_until_) occupy({}, never);
+    if (driven_ >= occupied_.second) occupy({"", never});
     if (!failed_ && driven_ >= first_deadline()) {
         if (peer_is_occupied())
-            absent_ += times_.collective;
+            granted_ = driven_ - absent_ + times_.collective;
         else
             fail(waiting_record(*first_));
     }
@@ -251,9 +253,7 @@ DDP_DECL std::uint64_t group::enter(operation_info const& what) noexcept {
     ++on_->entered_;
     ++number_;
     recent_[number_ % remembered] = {what, history_};
-    ddp::mark mine = brief_mark();
-    mine.occupied = on_->occupied_until_ != never ? 1 : 0;
-    on_->note_mark(mine);
+    on_->note_mark(on_->mark_in(*this));
     on_->note_driven(flight::entered, what.id.index, id_, what.count, what.name);
     return number_;
 }

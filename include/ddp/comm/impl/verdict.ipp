@@ -157,7 +157,7 @@ namespace detail {
 
 [[gnu::cold]] DDP_DECL std::string straggler_text(int rank, failure const& mine, std::span<int const> absent, int named,
                                                   mark const& last, nanoseconds collective, bool on_request,
-                                                  std::string_view process) {
+                                                  bool occupied, std::string_view process) {
     constexpr std::size_t most = 8;
     std::string others;
     for (std::size_t k = 1; k < std::min(absent.size(), most); ++k) others += concat({", ", absent[k]});
@@ -180,11 +180,12 @@ namespace detail {
         alive += entered.empty() ? " and has entered nothing yet" : concat({" and last entered ", entered, earlier});
     std::string_view const open = process.empty() ? "" : "(", shut = process.empty() ? "" : ") ";
     if (on_request) alive += concat({"; send it ", open, process, shut, "SIGUSR2 to see what it is doing"});
-    return concat({rank_text(rank), " has waited ", seconds_text(mine.waited_ns), " in ", mine.entered.name.view(),
-                   " for ", others.empty() ? "rank " : "ranks ", named, others, which, alive,
-                   last.occupied != 0 ? ". Deadlines wait for it until that ends; then the job fails after "
-                                      : ". If nothing changes, the job fails after ",
-                   seconds_text(static_cast<std::uint64_t>(collective.count())), " (timing.collective)"});
+    return concat(
+        {rank_text(rank), " has waited ", seconds_text(mine.waited_ns), " in ", mine.entered.name.view(), " for ",
+         others.empty() ? "rank " : "ranks ", named, others, which, alive,
+         occupied ? ". Deadlines are extended while a rank is in a long operation; without one, the job fails within "
+                  : ". If nothing changes, the job fails after ",
+         seconds_text(static_cast<std::uint64_t>(collective.count())), " (timing.collective)"});
 }
 
 }  // namespace detail

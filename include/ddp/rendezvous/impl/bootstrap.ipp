@@ -344,6 +344,7 @@ namespace detail {
         }
         framing.paths = paths.groups();
         paths.tell();
+        settings[static_cast<std::size_t>(j.rank)] = own;
         if (j.rank == 0) detail::tell_different_settings(settings);
         long const here = 1 + std::count_if(met.begin(), met.end(), [](auto const& c) { return c.same_host; });
         if (here > detail::usable_cores(cores, detail::core_quota())) framing.looks = 0;

@@ -68,9 +68,13 @@ namespace detail {
 /// A rank that never became part of the job leaves a flight record too: how long it tried, and why it gave up.
 [[gnu::cold]] inline void record_failed_start(job const& j, time_point began, error const& why) noexcept try {
     std::string const text = text_without_code(why);
+    flight_ring* const kept = lasting_ring.exchange(nullptr);  // for the next job of this process
     auto const last = std::make_unique<flight_recorder>(j.rank, j.size, "tcp");
+    lasting_ring.store(kept);
     failure record{.kind = failure_kind::broke, .code = why.code(), .rank = j.rank, .text = std::string_view(text)};
     if (text.starts_with("rank ")) std::from_chars(text.data() + 5, text.data() + text.size(), record.peer);
+    if (record.peer == j.rank && text.find(" cannot reach ") != std::string::npos)
+        record.peer = -1;  // not its fault alone
     last->record_at(began, flight::phase, 0, 0, 0, "joining");
     last->fail(record);
     last->adopt(record);

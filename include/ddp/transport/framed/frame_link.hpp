@@ -15,6 +15,7 @@
 
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/transport/framed/frame_checksum.hpp>
 #include <ddp/transport/framed/frame_header.hpp>
 #include <ddp/transport/framed/frame_inbox.hpp>
@@ -134,35 +135,46 @@ struct frame_link {
             return false;
         }
     }
-    /// Whether the peer has become overdue: silent for timing.dead. A silence of timing.suspect is said on stderr.
-    [[nodiscard]] bool becomes_overdue(int rank, time_point at, timing const& times) noexcept {
+    /// Whether the peer has become overdue: silent for timing.dead.
+    [[nodiscard]] bool becomes_overdue(time_point at, timing const& times) noexcept {
         nanoseconds const since = at - heard, quiet = std::min(times.suspect, times.dead) / 2;
         if (overdue || since < quiet) return false;
         if (sign_of_life())
             heard = at - quiet;
         else if (since >= times.dead)
             overdue = true;
-        else if (since >= times.suspect)
-            suspect(rank, since, times.dead);
         return overdue;
+    }
+    /// Of a peer that has been silent for timing.suspect, once: counts that, and returns a line about it for the first such
+    /// silence, the second, the fourth, and so on. A peer that is busy may be silent for two heartbeats.
+    [[nodiscard]] std::string becomes_suspect(int rank, time_point at, timing const& times) {
+        if (overdue || suspected || at - heard < std::max(times.suspect, 2 * times.heartbeat)) return {};
+        suspected = true;
+        if (!std::has_single_bit(++silences)) return {};
+        std::string const who = name.empty() ? std::string() : detail::concat({" (", name, ")"});
+        auto const tenths = [](nanoseconds time) {
+            return std::chrono::duration_cast<std::chrono::milliseconds>(time).count() / 100;
+        };
+        std::int64_t const silent = tenths(at - heard), dead = tenths(times.dead);
+        return detail::concat({"ddp: rank ", rank, " has heard nothing from rank ", peer, who, " for ", silent / 10,
+                               ".", silent % 10, " s (silence ", silences, " of that length). After ", dead / 10, ".",
+                               dead % 10, " s (timing.dead) the job fails\n"});
     }
 
 private:
-    /// The lowest other rank says so, of the first such silence, the second, the fourth, ...
-    void suspect(int rank, nanoseconds since, nanoseconds dead) noexcept {
-        if (std::exchange(suspected, true)) return;
-        ++silences;
-        if (rank != (peer == 0 ? 1 : 0) || !std::has_single_bit(silences)) return;
-        auto const seconds = [](nanoseconds time) { return std::chrono::duration<double>(time).count(); };
-        std::fprintf(
-            stderr,
-            "ddp: rank %d has heard nothing from rank %d%s%s%s for %.1f s (silence %llu of that length). After %.1f s "
-            "(timing.dead) the job fails\n",
-            rank, peer, name.empty() ? "" : " (", name.c_str(), name.empty() ? "" : ")", seconds(since),
-            static_cast<unsigned long long>(silences), seconds(dead));
-    }
     static constexpr std::size_t most_of_heartbeats = 512;  // of three, with what a channel adds
     static constexpr std::size_t full_packet = 1280;  // what every IPv6 link carries, and less than Ethernet's MSS
 };
+
+/// Prints a line about each peer that becomes suspect, if this is the lowest of the other ranks; eight at once at most.
+void name_suspects(auto const& links, auto const& watched, int rank, time_point at, timing const& times) {
+    std::string lines;
+    int most = 8;
+    for (auto const& l : links)
+        if (rank == (l->peer == 0 ? 1 : 0) && watched(*l))
+            if (std::string const line = l->becomes_suspect(rank, at, times); !line.empty() && most-- > 0)
+                lines += line;
+    if (!lines.empty()) std::fputs(lines.c_str(), stderr);
+}
 
 }  // namespace ddp

@@ -147,6 +147,7 @@ public:
         for (time_point spin_until = at + spin();;) {
             nanoseconds const since = at - last_turn_;
             bool const moved = pump(at, fresh);
+            if (since > options_.times.suspect / 2) listening_since_ = at;
             if (since > options_.times.dead / 2) restart_clocks(at);  // this process was stopped: no peer is late
             if (since > options_.times.dead) endings_.continues(at, since);
             last_turn_ = at;
@@ -355,6 +356,8 @@ private:
     bool run_timers(time_point at) {
         bool late = false;
         timers_ran_ = at;
+        if (!aborted_ && !leaving_ && at - listening_since_ >= options_.times.suspect)
+            name_suspects(links_, [this](link const& l) { return watched(l); }, rank_, at, options_.times);
         for (auto const& l : links_) {
             // Its socket says that the far end is gone, and is looked at now and then only.
             if constexpr (requires { l->stream.woken(true); }) l->stream.woken(true);
@@ -367,14 +370,13 @@ private:
                 endings_.close_without_goodbye(*l);
                 if (!aborted_) endings_.shut(*l);
             }
-            if (watched(*l) && l->becomes_overdue(rank_, at, options_.times)) {
+            if (watched(*l) && l->becomes_overdue(at, options_.times)) {
                 late = true;
                 l->say_what_is_stuck(news_.of(l->peer).record.text);
             }
         }
         return late;
     }
-
     int rank_;
     framed_options options_;
     std::vector<std::unique_ptr<link>> links_;
@@ -386,7 +388,7 @@ private:
     frame_endings<link> endings_;
     frame_wait<link> wait_;
     mark mark_;
-    time_point last_turn_, timers_ran_;
+    time_point last_turn_, timers_ran_, listening_since_;
     bool aborted_ = false, leaving_ = false, left_ = false;
 };
 
