@@ -19,8 +19,8 @@
 #include <ddp/collective/allreduce.hpp>
 #include <ddp/collective/barrier.hpp>
 #include <ddp/collective/point_to_point.hpp>
-#include <ddp/comm/long_operation.hpp>
 #include <ddp/comm/communicator.hpp>
+#include <ddp/comm/long_operation.hpp>
 #include <ddp/core/digest.hpp>
 #include <ddp/exchange/narrow.hpp>
 #include <ddp/exchange/power_sgd.hpp>
