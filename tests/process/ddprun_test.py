@@ -374,6 +374,15 @@ class Output(unittest.TestCase):
                 self.assertEqual(notes.note("a/b/rank-1.out"), "out1" if "o" in in_files else "", words)
                 self.assertEqual(notes.note("a/b/rank-0.err"), "err0" if "e" in in_files else "", words)
                 self.assertEqual((result.lines(0), "err1" in result.err), (["out0"] if "o" in shown else [], "e" in shown))
+        for redirects, tee, in_files, shown in (("3", "", "oe", ""), ("2", "1", "oe", "o"), ("", "1", "o", "oe")):
+            with Directory() as notes:  # by the variables of torchrun
+                logs = os.path.join(notes.path, "logs")
+                result = run("-n", "2", *sh("echo out$RANK; echo err$RANK >&2"),
+                             env=environment(PET_LOG_DIR=logs, PET_REDIRECTS=redirects, PET_TEE=tee))
+                self.assertEqual(result.code, 0, result.err)
+                self.assertEqual(notes.note("logs/rank-1.out"), "out1" if "o" in in_files else "", (redirects, tee))
+                self.assertEqual(notes.note("logs/rank-0.err"), "err0" if "e" in in_files else "", (redirects, tee))
+                self.assertEqual((result.lines(0), "err1" in result.err), (["out0"] if "o" in shown else [], "e" in shown))
         with Directory() as notes:
             os.symlink("/dev/full", os.path.join(notes.path, "rank-0.out"))
             result = run("-n", "2", "--log-dir", notes.path, *sh("echo out"))
@@ -778,6 +787,10 @@ class Restarts(unittest.TestCase):
             names, attempts = zip(*(words[1].split("/") for words in said))
             self.assertEqual((len(set(names)), attempts), (1, ("0", "1", "2")), "ranks of two attempts never meet")
             self.assertIn("restart 2 of 4", result.err)
+        with Directory() as notes:  # by torchrun's variable, which the option overrides
+            for words, enough, code in (([], "2", 0), (["--max-restarts=0"], "4", 9)):
+                result = run("-n", "2", *words, *sh(self.SCRIPT), env=notes.env(ENOUGH=enough, PET_MAX_RESTARTS="1"))
+                self.assertEqual((result.code, "restart 1 of 1" in result.err), (code, code == 0), result.err)
 
     def test_enough_is_enough(self):
         with Directory() as notes:

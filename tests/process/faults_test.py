@@ -574,8 +574,8 @@ class SomethingElse(FaultCase):
                 (2, [1], ["dead=2500"], {}, "timing.dead is 1500 ms on rank 0, 2500 ms on rank 1"),
                 (3, [1, 2], ["straggler=700", "join=20000"], {"DDP_TCP_CONGESTION": "reno"},
                  "timing.straggler is 3000 ms on rank 0, 700 ms on rank 1, 700 ms on rank 2; timing.join is 5000 ms on rank 0, "
-                 "20000 ms on rank 1, 20000 ms on rank 2; TCP congestion control is the default on rank 0, reno on rank 1, reno on rank 2"),
-                (3, [0], [], {"DDP_SHARE_MEMORY": "0"}, "messages within a host is over TCP on rank 0, through memory on rank 1, through memory on rank 2")):
+                 "20000 ms on rank 1, 20000 ms on rank 2; TCP congestion control is default on rank 0, reno on rank 1, reno on rank 2"),
+                (3, [0], [], {"DDP_SHARE_MEMORY": "0"}, "messages within a host is TCP on rank 0, memory on rank 1, memory on rank 2")):
             said = re.sub(r"(\d+) ms", lambda ms: f"{int(ms[1]) * SCALE} ms", said)
             with self.subTest(size=size, odd=odd, words=words), Job(size, command(), without=range(size)) as job:
                 for rank in range(size):

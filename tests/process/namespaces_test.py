@@ -243,15 +243,15 @@ class BetweenHosts(unittest.TestCase):
         self.fail(f"it took {late:.2f} s\n" + self.story(ranks))
 
     def endless(self, where, *words, at=None, steps=True):
-        """Ranks that train for ever, one host for each of `where`, and are among their steps, unless they cannot step; at: a rank, and
-        the phase of its step 5 in which it is now."""
+        """Ranks that train for ever, one host for each of `where`, and are among their steps, unless they cannot step (False) or start
+        (None); at: a rank, and the phase of its step 5 in which it is now."""
         words = ["pause=10", "steps=100000", "digests=1", *words, *([f"fault={at[0]}:sleep:{at[1]}:5:60"] if at else [])]
         records = tempfile.TemporaryDirectory(prefix="ddp-test-records-")
         self.addCleanup(records.cleanup)
         self.records = records.name
         ranks = [self.rank(side, r, len(where), [FAULT_PROGRAM, *words], DDP_FLIGHT_DIR=self.records, **self.secret)
                  for r, side in enumerate(where)]
-        for r in ranks:
+        for r in ranks if steps is not None else ():
             self.wait_for(r, "step" if steps else "start")
         if at:
             self.wait_for(ranks[at[0]], "fault")
@@ -506,12 +506,16 @@ class Network(BetweenHosts):
 
     def test_full_packets_are_lost_on_the_way(self):
         self.hosts.lose_full_packets()
-        ranks = self.endless((0, 1), steps=False)
-        self.wait(ranks)
-        check_flight_records(self.records, {r: process.error() for r, process in enumerate(ranks)})
-        for process in ranks:
-            self.assertRegex(process.error(), r"^DDP-E203 .* At most \d+ bytes at once have come from rank 0: large packets "
-                             r"may be lost on the way \(MTU\)\.", self.story(ranks))
+        for where in ((0, 1), (0, 1, 1), (0, 1, 1, 0)):
+            with self.subTest(where=where):
+                more = len(where) > 2  # what each rank is told of all others fills a packet: such a job does not start
+                ranks = self.endless(where, steps=None if more else False)
+                self.wait(ranks)
+                check_flight_records(self.records, {r: process.error() for r, process in enumerate(ranks)})
+                for process in ranks:
+                    self.assertRegex(process.error(), r"^DDP-E201 .* large packets are lost on the way \(MTU\)" if more else
+                                     r"^DDP-E203 .* At most \d+ bytes at once have come from rank 0: large packets may be lost on the way "
+                                     r"\(MTU\)\.", self.story(ranks))
 
     def test_a_reset_connection(self):
         if subprocess.run(["ss", "-h"], capture_output=True, timeout=30, check=False).returncode != 0:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdio>
 #include <iterator>
@@ -16,22 +17,32 @@
 
 namespace ddp::detail {
 
-/// "timing.heartbeat=250 ms,timing.dead=3000 ms,": one entry for each setting, in an order that all ranks share. No semicolon.
+/// What is compared, in the order of the values, and what follows a value.
+inline constexpr std::array<std::pair<char const*, char const*>, 12> setting_names{{{"timing.heartbeat", " ms"},
+                                                                                    {"timing.suspect", " ms"},
+                                                                                    {"timing.dead", " ms"},
+                                                                                    {"timing.collective", " ms"},
+                                                                                    {"timing.straggler", " ms"},
+                                                                                    {"timing.end_of_file", " ms"},
+                                                                                    {"timing.verdict", " ms"},
+                                                                                    {"timing.handshake", " ms"},
+                                                                                    {"timing.join", " ms"},
+                                                                                    {"timing.shutdown", " ms"},
+                                                                                    {"TCP congestion control", ""},
+                                                                                    {"messages within a host", ""}}};
+
+/// The values, each with a comma behind it; no semicolon. Every rank receives those of all, so they are short.
 [[nodiscard, gnu::cold]] inline std::string rank_settings(timing const& times, std::string const& congestion,
                                                           bool shares_memory) {
     std::string text;
-    using named = std::pair<char const*, timing::milliseconds>;
-    named const all[] = {{"heartbeat", times.heartbeat}, {"suspect", times.suspect},
-                         {"dead", times.dead},           {"collective", times.collective},
-                         {"straggler", times.straggler}, {"end_of_file", times.end_of_file},
-                         {"verdict", times.verdict},     {"handshake", times.handshake},
-                         {"join", times.join},           {"shutdown", times.shutdown}};
-    static_assert(sizeof(timing) == std::size(all) * sizeof(timing::milliseconds), "all times are compared");
-    for (auto const& [name, value] : all) text += concat({"timing.", name, "=", value.count(), " ms,"});
-    std::string control = congestion.empty() ? "the default" : printable(congestion, 16);
+    timing::milliseconds const all[] = {times.heartbeat, times.suspect,     times.dead,    times.collective,
+                                        times.straggler, times.end_of_file, times.verdict, times.handshake,
+                                        times.join,      times.shutdown};
+    static_assert(sizeof(timing) == sizeof all && std::size(all) + 2 == setting_names.size(), "all are compared");
+    for (timing::milliseconds const value : all) text += concat({value.count(), ","});
+    std::string control = congestion.empty() ? "default" : printable(congestion, 16);
     std::ranges::replace_if(control, [](char c) { return c == ',' || c == ';'; }, '?');
-    return text + concat({"TCP congestion control=", control,
-                          ",messages within a host=", shares_memory ? "through memory" : "over TCP", ","});
+    return text + concat({control, ",", shares_memory ? "memory" : "TCP", ","});
 }
 
 /// Removes what stands before `separator` from `text`, and the separator, and returns it.
@@ -52,18 +63,16 @@ namespace ddp::detail {
     };
     std::string text;
     std::vector<std::string_view> left(of.begin(), of.end());
-    while (!left.empty() && !left[0].empty()) {
-        std::string_view const zero = take_field(left[0], ','), name = zero.substr(0, zero.find('='));
+    for (auto const& [name, unit] : setting_names) {
+        std::string_view zero;
         std::size_t differ = 0;
-        for (std::size_t rank = 1; rank < left.size(); ++rank) {
+        for (std::size_t rank = 0; rank < left.size(); ++rank) {
             std::string_view const here = take_field(left[rank], ',');
+            if (rank == 0) zero = here;
             if (here.empty() || here == zero || ++differ > shown) continue;
-            auto const value = [&](std::string_view entry) {
-                return in_one_line(entry.substr(std::min(entry.size(), name.size() + 1)));
-            };
             if (differ == 1)
-                text += concat({text.empty() ? "" : "; ", in_one_line(name), " is ", value(zero), " on rank 0"});
-            text += concat({", ", value(here), " on rank ", rank});
+                text += concat({text.empty() ? "" : "; ", name, " is ", in_one_line(zero), unit, " on rank 0"});
+            text += concat({", ", in_one_line(here), unit, " on rank ", rank});
         }
         if (differ > shown) text += concat({", and other values on ", differ - shown, " more ranks"});
     }

@@ -257,7 +257,8 @@ private:
         if (at - heard_ < times_.dead) return;
         throw rendezvous_error(
             detail::concat({"rank 0 at ", detail::text_of(at_), " has sent nothing for ", times_.dead.count(),
-                            " ms during start-up. Its process is stopped or swapped out, or its host is unreachable"}));
+                            " ms during start-up. Its process is stopped or swapped out, or its host is unreachable",
+                            at_.address().is_loopback() ? "" : ", or large packets are lost on the way (MTU)"}));
     }
     [[gnu::cold]] std::string answer(time_point until) {
         looked_ = monotonic_clock::now();

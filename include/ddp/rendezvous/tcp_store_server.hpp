@@ -51,6 +51,7 @@ public:
                      timing const& times, job_secret const& secret = {},
                      std::shared_ptr<tcp_security const> security = nullptr, time_point until = never)
         : acceptor_(std::move(acceptor)),
+          local_(acceptor_.local_endpoint().address().is_loopback()),
           security_(std::move(security)),
           size_(size),
           job_(job),
@@ -191,8 +192,9 @@ private:
             if (slept) v.heard = now;  // this process was stopped: no rank is late
             if (failure_.empty() && !done(v.rank) && now - v.heard >= times_.dead)
                 failure_ = detail::concat({name(v), " has sent nothing for ", times_.dead.count(),
-                                           " ms during start-up. Its process is stopped or swapped out, or "
-                                           "its host is unreachable"});
+                                           " ms during start-up. Its process is stopped or swapped out, or its host is "
+                                           "unreachable",
+                                           local_ ? "" : ", or large packets are lost on the way (MTU)"});
             if (v.out.empty() && !v.done && now - v.spoken >= times_.heartbeat) {
                 detail::append(v.out, bytes_of(detail::store_head{detail::store_op::alive, 0, 0, 0}));
                 v.spoken = now;
@@ -369,6 +371,7 @@ private:
     }
 
     detail::tcp_acceptor acceptor_;
+    bool local_;
     std::shared_ptr<tcp_security const> security_;
     int size_;
     std::uint64_t job_;
@@ -388,8 +391,7 @@ private:
     doorbell bell_;
     std::optional<doorbell> spare_{std::in_place};  // never rung: a descriptor to close when none is left
     time_point full_until_ = {};
-    std::atomic<bool> stopping_{false}, together_{false};
-    std::atomic<bool> closed_{false};  // finish() may return
+    std::atomic<bool> stopping_{false}, together_{false}, closed_{false};  // closed: finish() may return
     std::mutex failing_;
     std::string own_failure_;  // of rank 0, under failing_
     std::thread thread_;
