@@ -2,14 +2,14 @@
 # Every test: installs what is missing (scripts/setup.sh: Debian's packages; for release and debug also PyTorch and two MPI
 # libraries from PyPI, 1.2 GB in build/), configures, builds and runs CTest. The last lines say what was skipped.
 #
-#   scripts/test.sh [--preset release|debug|clang|asan|tsan] [--build] [arguments of ctest, such as -R collective]
+#   scripts/test.sh [--preset release|debug|clang|asan|asan_training|tsan] [--build] [arguments of ctest, such as -R collective]
 #
 # --build stops before the tests. Presets are CMakePresets.json's. release and debug run everything; release compiles the library, programs, and tests of arithmetic and
 # layers with -O2, other tests with -O0. The others build and run what they can find and these
-# cannot: asan all but examples, pages, packages, messages, the fuzzers, Fashion-MNIST, the launchers and faults in processes,
+# cannot: asan what reads input and moves bytes, asan_training the rest but examples, pages, packages, messages, the fuzzers, Fashion-MNIST, the launchers and faults in processes,
 # models of other libraries, counted allocations and train/same_bits, with the middle of the rank counts over MPI; tsan the test files whose threads differ
-# (DDP_TEST_FILES), but for cases tagged same_threads (DDP_TEST_LEAVE_OUT), over MPI where ranks have some; clang what depends on an optimizer's choices (arithmetic), while asan
-# compiles all other tests with Clang.
+# (DDP_TEST_FILES), but for cases tagged same_threads (DDP_TEST_LEAVE_OUT), over MPI where ranks have some; clang what depends on an optimizer's choices (arithmetic), while both asan
+# compile all other tests with Clang.
 # Environment: DDP_JOBS (default: the cores), DDP_SETUP=skip, DDP_WERROR=ON, and DDP_SECOND_TRY=N: if at most N tests fail, and
 # none by a crash, a timeout or the report of a sanitizer or fuzzer, they run once more, alone. What passes only then is named in
 # build/PRESET/second_try.txt and in the last lines: such a test depends on the speed of the machine, or has found a rare
@@ -50,10 +50,10 @@ cmake --preset "$preset" -DDDP_WERROR="${DDP_WERROR:-OFF}" --log-level=NOTICE > 
 targets=()
 case $preset in
     clang) targets=(--target ddp_base_tests ddp_kernels_object) ;;
-    asan) targets=(--target ddp_base_tests ddp_comm_tests ddp_sim_tests ddp_tcp_tests ddp_train_tests ddp_checkpoint_tests ddp_nn_tests ddp_kernels_object) ;;&
+    asan) targets=(--target ddp_base_tests ddp_comm_tests ddp_tcp_tests ddp_kernels_object) ;;
+    asan_training) targets=(--target ddp_sim_tests ddp_train_tests ddp_checkpoint_tests ddp_nn_tests process_programs) ;;&
     tsan) targets=(--target ddp_base_tests ddp_comm_tests ddp_tcp_tests ddp_train_tests ddp_checkpoint_tests) ;;&
-    asan | tsan) targets+=(ddp_mpi_tests ddp_mpi_leaving_program) ;;&
-    asan) targets+=(process_programs) ;;
+    asan_training | tsan) targets+=(ddp_mpi_tests ddp_mpi_leaving_program) ;;&
     tsan) targets+=(ddprun process_newcomer_program) ;;
 esac
 stage "build with $jobs jobs"

@@ -671,8 +671,9 @@ TEST_CASE("while a rank is in a long operation, deadlines of the others are exte
                 long_operation const inner(comm, "a file", 1ms);  // whose end, or limit, is not that of the other
                 std::this_thread::sleep_for(50ms);
             }
-            std::this_thread::sleep_for(2500ms);
+            std::this_thread::sleep_for(1850ms);
         }
+        if (comm.rank() == 1) std::this_thread::sleep_for(350ms);  // at least half of `collective` remains afterwards
         int number = 0;
         if (comm.rank() == 1) ddp::send(comm, 7, 0);
         if (comm.rank() == 0) ddp::receive(comm, number, 1);
@@ -686,6 +687,7 @@ TEST_CASE("while a rank is in a long operation, deadlines of the others are exte
     std::vector<std::string> const late = ddp::test::errors_of_ranks(
         3,
         [](comm_type& comm) {
+            sum_of_ones(comm);
             if (comm.rank() == 1) {
                 long_operation const scope(comm, "evaluation", 1500ms);
                 std::this_thread::sleep_for(6s);

@@ -345,9 +345,9 @@ TEST_CASE("who is late is said in words", "[comm][verdict]") {
     CHECK(text(mine, {2}, 2, occupied) == wait +
                                               "allreduce for rank 2, which has not entered it. Rank 2 is alive and is "
                                               "in a long operation, evaluation; send "
-                                              "it SIGUSR2 to see what it is doing. Deadlines are extended while a rank "
-                                              "is in a long operation; without one, "
-                                              "the job fails within 120.0 s (timing.collective)");
+                                              "it SIGUSR2 to see what it is doing. Deadlines are extended until no "
+                                              "rank is in a long operation; after that the job "
+                                              "fails within 120.0 s (timing.collective)");
     std::string const process = detail::straggler_text(0, mine, {}, 3, none, 120s, true, false, "pid 4711 on node3");
     CHECK(process.find("; send it (pid 4711 on node3) SIGUSR2 to see") != std::string::npos);
     // Where ranks are threads, for example, the signal would end the process.

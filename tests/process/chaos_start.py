@@ -584,7 +584,7 @@ COMPARED = (  # an option of the program; what is said to differ; that of most r
     ("clip=1", r"another training_options\.clip", "none", "clip_by_global_norm 1"),
     ("strategy=averaging", "", r"(share_memory|data_parallel) #1.*", "local_parallel #1"))
 # What may differ, and what rank 0 says of it, if it does.
-FREE = (("share=0", {}, ""), ("", {"DDP_SHARE_MEMORY": "0"}, "messages within a host is"), ("thread=rests", {}, ""),
+FREE = (("share=0", {}, ""), ("", {"DDP_SHARE_MEMORY": "0"}, "path of messages within a host is"), ("thread=rests", {}, ""),
         ("join=20000", {}, r"timing\.join is"), ("handshake=900", {}, r"timing\.handshake is"), ("pause=3", {}, ""),
         ("collective=9000", {}, r"timing\.collective is"), ("straggler=2000", {}, r"timing\.straggler is"),
         ("dead=2500", {}, r"timing\.dead is"))

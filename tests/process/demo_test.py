@@ -165,7 +165,7 @@ class ResultLine(Demo):
             done = subprocess.run([FASHION_MNIST, *self.small()], stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE,
                                   check=False, env=environment())
         self.assertEqual((done.returncode, done.stderr),
-                         (1, "ddp: not all of the program's standard output could be written: is the disk full?\n"))
+                         (1, "ddp: not all of the program's standard output could be written\n"))
 
     def test_a_damaged_replica_shows(self):
         for rank in (0, 1, 2):

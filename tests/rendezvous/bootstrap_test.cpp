@@ -1074,7 +1074,7 @@ TEST_CASE("settings that ranks should have alike are compared, and what differs 
           "timing.dead is 3000 ms on rank 0, 15000 ms on rank 1");
     CHECK(ddp::detail::different_settings({usual, usual, other}) ==
           "timing.dead is 3000 ms on rank 0, 15000 ms on rank 2; TCP congestion control is default on rank 0, "
-          "reno?? on rank 2; messages within a host is memory on rank 0, TCP on rank 2");
+          "reno?? on rank 2; path of messages within a host is memory on rank 0, TCP on rank 2");
     CHECK(ddp::detail::different_settings({usual, patient, patient, patient, patient, patient, patient}) ==
           "timing.dead is 3000 ms on rank 0, 15000 ms on rank 1, 15000 ms on rank 2, 15000 ms on rank 3, 15000 ms on "
           "rank 4, and "

@@ -23,20 +23,24 @@ namespace ddp {
 ///     }
 ///     ddp::barrier(comm);
 ///
-/// The others hear of it in this rank's heartbeats. If a wait of theirs reaches timing.collective meanwhile, in any group and for
-/// any rank, all waits may last as long once more. Everything else holds as before: a rank that dies or freezes inside is noticed as
-/// always, and a wait of timing.straggler is reported, with `what`. Scopes may be nested, and then end in reverse order; the limit
-/// and the words of the innermost one count.
+/// The others hear of it in this rank's heartbeats. As long as they do, each of their waits, in any group and for any rank, may last
+/// for another timing.collective; at least half of that remains after the end. Everything else holds as before: a rank that dies in
+/// the scope is noticed at once, one that stops after timing.dead, and a wait of timing.straggler is reported, with `what`. Scopes
+/// may be nested, on one thread; the limit and the text of the innermost one count. Not for hooks: while one runs, no heartbeats are
+/// sent.
 ///
-/// Cost    no message of its own. Waits while another thread is in a blocking call of the communicator.
+/// `what` outlives the scope; at most 80 bytes of it are shown.
+///
+/// Cost    a heartbeat to each peer. Waits while another thread is in a blocking call of the communicator.
 /// Limits  over MPI at THREAD_MULTIPLE only: below it there are no heartbeats while a program computes.
-/// Throws  usage_error if `limit` is not between 1 ms and a week. `what` outlives the scope; 80 bytes of it are shown.
+/// Throws  usage_error if `limit` is not between 1 ms and a week, or `what` is empty.
 template <Transport T>
 class [[nodiscard]] long_operation {
 public:
     long_operation(communicator<T> const& comm, char const* what, nanoseconds limit) : driver_(comm.driver()) {
         DDP_EXPECTS(limit >= std::chrono::milliseconds{1} && limit <= std::chrono::hours{24 * 7},
                     "long_operation: the limit must be between 1 ms and a week; there is no 'never'");
+        DDP_EXPECTS(what != nullptr && *what != '\0', "long_operation: say what it is, such as \"evaluation\"");
         driver_->exclusively_from_anywhere(
             [&] { before_ = driver_->tasks().occupy({what, driver_->transport().now() + limit}); });
         driver_->recorder().record(flight::mark, 0, 0, 0, "long_operation");

@@ -143,9 +143,8 @@ private:
     }
     [[nodiscard]] bool peer_is_occupied() const noexcept override {
         bool any = false;
-        if constexpr (WatchfulTransport<T>)
-            for (int r = 0; r < size() && !any;
-                 ++r)  // one that has left, or sends no heartbeats, does not take it back
+        if constexpr (WatchfulTransport<T>)  // who has left, or sends no heartbeats, can no longer withdraw its mark
+            for (int r = 0; r < size() && !any; ++r)
                 any = r != rank() && transport_.reports()[static_cast<std::size_t>(r)].is == report::state::silent &&
                       transport_.last_heard(r) != time_point{} && transport_.mark_of(r).occupied != 0;
         return any;
@@ -153,7 +152,7 @@ private:
     /// The time at which the marks of peers are compared with the operation that this rank waits in: by then their
     /// heartbeats have had time to arrive.
     [[nodiscard]] time_point marks_due() const noexcept {
-        return first_deadline() == never ? never : first_deadline() - times().collective + 2 * times().heartbeat;
+        return first_began() == never ? never : first_began() + 2 * times().heartbeat;
     }
     /// Fails at once, without waiting for the deadline, if a peer's mark names another operation under the same number
     /// of the same group.

@@ -81,9 +81,9 @@ public:
     /// Stores an exception that a noexcept call has caught: the next call throws it.
     void put_back(std::exception_ptr const& kept) noexcept { kept_ = failed_ && !kept_ ? kept : kept_; }
 
-    /// What this rank's marks say of a long_operation: its words, until when; never: it is in none.
+    /// The long_operation that this rank's marks announce: its text, and when it ends (never: there is none).
     using occupation = std::pair<char const*, time_point>;
-    /// Returns what was said before.
+    /// Announces another one. Returns the one before.
     occupation occupy(occupation with) noexcept;
 
     /// A blocking call begins (+1) or ends (-1). Between the two, what this rank entered last is under way.
@@ -149,6 +149,9 @@ protected:
     void resume_ready();
     /// When the oldest wait began, on a clock that stops while this is not driven. It identifies the wait.
     [[nodiscard]] time_point oldest_wait() const noexcept { return first_ == nullptr ? never : first_->since_; }
+    [[nodiscard]] time_point first_began() const noexcept {
+        return first_ == nullptr ? never : first_->since_ + absent_;
+    }
     [[nodiscard]] time_point first_deadline() const noexcept {
         return first_ == nullptr ? never : std::max(first_->since_ + times_.collective, granted_) + absent_;
     }
@@ -196,7 +199,7 @@ private:
     /// two ranks.
     [[nodiscard]] static std::string words_of(operation const& op);
     [[nodiscard]] static mark mark_of(operation const& op) noexcept;
-    [[nodiscard]] failure waiting_record(operation const& of) const noexcept;
+    [[nodiscard]] failure waiting_record(operation const& of, nanoseconds most) const noexcept;
     void wait(operation& op) noexcept {
         op.since_ = now() - absent_;
         op.waiting_ = true;
@@ -223,8 +226,10 @@ private:
     std::uint32_t next_context_ = 1;
     time_point driven_ = {}, moved_ = {};  // when this was driven last, and the transport
     time_point due_ = never;               // when it has to be driven again
+    time_point asks_ = {};                 // when to look next whether a peer is occupied
     nanoseconds absent_{0};                // in total; an operation's since_ does not count it
-    time_point granted_ = {};  // no wait is late before, since a peer was occupied; does not count it either
+    time_point granted_ =
+        time_point::min();  // no wait is late before, since a peer was occupied; does not count it either
     operation const* favoured_ = nullptr;  // the oldest wait when time was given last
     detail::waiter_queue ready_;
     detail::waiter_queue yielded_;

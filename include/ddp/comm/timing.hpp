@@ -1,6 +1,6 @@
 /// \file
-/// timing: how long anything may take before it is a failure. Every wait of the library is bounded by one of these times,
-/// and that for a peer, if there is one, by the limit of a long_operation.
+/// timing: how long anything may take before it is a failure. Every wait of the library is bounded by one of these times; a
+/// long_operation of another rank extends a wait for a peer, up to its own limit.
 #pragma once
 
 #include <chrono>

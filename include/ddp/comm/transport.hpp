@@ -181,7 +181,7 @@ struct mark {
     std::int32_t leader = 0;        ///< its least rank of the job: disjoint groups may have the same number
     std::uint64_t number = 0;       ///< 0: nothing entered yet
     std::uint64_t fingerprint = 0;  ///< of everything entered so far; 0: nothing
-    std::uint64_t occupied = 0;     ///< 1: the rank is in a long_operation, whose words `name` then has
+    std::uint64_t occupied = 0;     ///< 1: the rank is in a long_operation, and `name` is its text
     bounded_text<80> name = {};     ///< "allreduce #7 of 1000 float"
 
     [[nodiscard]] bool same_group(mark const& other) const noexcept {

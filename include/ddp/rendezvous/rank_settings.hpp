@@ -18,18 +18,19 @@
 namespace ddp::detail {
 
 /// What is compared, in the order of the values, and what follows a value.
-inline constexpr std::array<std::pair<char const*, char const*>, 12> setting_names{{{"timing.heartbeat", " ms"},
-                                                                                    {"timing.suspect", " ms"},
-                                                                                    {"timing.dead", " ms"},
-                                                                                    {"timing.collective", " ms"},
-                                                                                    {"timing.straggler", " ms"},
-                                                                                    {"timing.end_of_file", " ms"},
-                                                                                    {"timing.verdict", " ms"},
-                                                                                    {"timing.handshake", " ms"},
-                                                                                    {"timing.join", " ms"},
-                                                                                    {"timing.shutdown", " ms"},
-                                                                                    {"TCP congestion control", ""},
-                                                                                    {"messages within a host", ""}}};
+inline constexpr std::array<std::pair<char const*, char const*>, 12> setting_names{
+    {{"timing.heartbeat", " ms"},
+     {"timing.suspect", " ms"},
+     {"timing.dead", " ms"},
+     {"timing.collective", " ms"},
+     {"timing.straggler", " ms"},
+     {"timing.end_of_file", " ms"},
+     {"timing.verdict", " ms"},
+     {"timing.handshake", " ms"},
+     {"timing.join", " ms"},
+     {"timing.shutdown", " ms"},
+     {"TCP congestion control", ""},
+     {"path of messages within a host", ""}}};
 
 /// The values, each with a comma behind it; no semicolon. Every rank receives those of all, so they are short.
 [[nodiscard, gnu::cold]] inline std::string rank_settings(timing const& times, std::string const& congestion,
@@ -82,10 +83,11 @@ inline constexpr std::array<std::pair<char const*, char const*>, 12> setting_nam
 /// Prints that line, on rank 0.
 [[gnu::cold]] inline void tell_different_settings(std::vector<std::string> const& of) {
     if (std::string const text = different_settings(of); !text.empty())
-        std::fprintf(stderr,
-                     "ddp: warning: ranks have different settings: %s. No result depends on them, but what is noticed "
-                     "when, and how fast, does: set them alike on all ranks\n",
-                     text.c_str());
+        std::fprintf(
+            stderr,
+            "ddp: warning: ranks have different settings: %s. No result depends on them, but they affect speed and "
+            "how soon failures are noticed. Use the same values on all ranks\n",
+            text.c_str());
 }
 
 }  // namespace ddp::detail

@@ -65,7 +65,7 @@ void call_body(function_ref<void(communicator<>&)> body, communicator<>& comm);
 /// alone although several were started.
 void expect_alone(run_options const& options, std::span<std::string_view const> choices);
 
-/// Returns `code`, but EXIT_FAILURE, after a line on stderr, instead of EXIT_SUCCESS if C's stdout could not be written: a full disk.
+/// Returns `code`. If that is EXIT_SUCCESS but C's stdout could not be written, prints a line to stderr and returns EXIT_FAILURE.
 [[nodiscard]] int checked_output(int code) noexcept;
 
 /// Prints the exception that is being handled to stderr, after `who`. Returns the exit code for it.
@@ -140,7 +140,7 @@ void run(Body body) {
 }
 
 /// Does what run does, for a main function: prints an error to stderr and returns the exit code. After a ddp::error that is
-/// its exit_code() (202 for DDP-E202), after any other exception, or if stdout could not be written, EXIT_FAILURE; otherwise
+/// its exit_code() (202 for DDP-E202), after any other exception, or if C's stdout could not be written, EXIT_FAILURE; otherwise
 /// EXIT_SUCCESS, or what the body returns if that is an int (with threads: the first that is not 0; as for any program, the
 /// system keeps the lowest 8 bits). Throws nothing.
 template <Launch... Launches, class Body>

@@ -183,7 +183,7 @@ namespace detail {
     return concat(
         {rank_text(rank), " has waited ", seconds_text(mine.waited_ns), " in ", mine.entered.name.view(), " for ",
          others.empty() ? "rank " : "ranks ", named, others, which, alive,
-         occupied ? ". Deadlines are extended while a rank is in a long operation; without one, the job fails within "
+         occupied ? ". Deadlines are extended until no rank is in a long operation; after that the job fails within "
                   : ". If nothing changes, the job fails after ",
          seconds_text(static_cast<std::uint64_t>(collective.count())), " (timing.collective)"});
 }

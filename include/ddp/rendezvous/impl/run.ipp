@@ -125,7 +125,7 @@ namespace ddp::detail {
 
 [[gnu::cold]] DDP_DECL int checked_output(int code) noexcept {
     if (code != EXIT_SUCCESS || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return code;
-    std::fputs("ddp: not all of the program's standard output could be written: is the disk full?\n", stderr);
+    std::fputs("ddp: not all of the program's standard output could be written\n", stderr);
     return EXIT_FAILURE;
 }
 

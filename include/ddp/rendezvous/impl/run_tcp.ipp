@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <memory>
 #include <new>
@@ -65,8 +66,11 @@ namespace detail {
     return advice.empty() ? text : concat({text, ". ", advice});
 }
 
-/// A rank that never became part of the job leaves a flight record too: how long it tried, and why it gave up.
+/// A rank that never became part of the job leaves a flight record too: when it began to join, and why it gave up. Only the first
+/// such attempt of a process does: a program may try again and again.
 [[gnu::cold]] inline void record_failed_start(job const& j, time_point began, error const& why) noexcept try {
+    static std::atomic<bool> recorded{false};
+    if (recorded.exchange(true)) return;
     std::string const text = text_without_code(why);
     flight_ring* const kept = lasting_ring.exchange(nullptr);  // for the next job of this process
     auto const last = std::make_unique<flight_recorder>(j.rank, j.size, "tcp");

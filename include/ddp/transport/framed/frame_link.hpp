@@ -42,7 +42,7 @@ struct frame_link {
     std::string name;
     frame_outbox<Sum> out;
     frame_inbox<Sum> in;
-    time_point heard, sent, ended, part_since;
+    time_point heard, sent, ended, part_since, acknowledged;
     std::size_t part_bytes = 0;              // see heard_part
     std::optional<std::uint64_t> delivered;  // see sign_of_life
     bool out_open = true, in_open = true;
@@ -137,28 +137,28 @@ struct frame_link {
     }
     /// Whether the peer has become overdue: silent for timing.dead.
     [[nodiscard]] bool becomes_overdue(time_point at, timing const& times) noexcept {
-        nanoseconds const since = at - heard, quiet = std::min(times.suspect, times.dead) / 2;
-        if (overdue || since < quiet) return false;
-        if (sign_of_life())
-            heard = at - quiet;
-        else if (since >= times.dead)
-            overdue = true;
-        return overdue;
+        nanoseconds const since = at - heard;
+        if (overdue || since < std::min(times.suspect, times.dead) / 2) return false;
+        bool const lives = sign_of_life();
+        if (lives) acknowledged = at;
+        if (lives && since >= times.dead / 2) heard = at - times.dead / 2;
+        return overdue = !lives && since >= times.dead;
     }
-    /// Of a peer that has been silent for timing.suspect, once: counts that, and returns a line about it for the first such
-    /// silence, the second, the fourth, and so on. A peer that is busy may be silent for two heartbeats.
+    /// Of a peer that has been silent for timing.suspect, and for two heartbeats, once: counts that, and returns a line about
+    /// it for the first such silence, the second, the fourth, and so on. Call becomes_overdue() before.
     [[nodiscard]] std::string becomes_suspect(int rank, time_point at, timing const& times) {
-        if (overdue || suspected || at - heard < std::max(times.suspect, 2 * times.heartbeat)) return {};
+        nanoseconds const least = std::max(times.suspect, 2 * times.heartbeat);
+        if (overdue || suspected || least >= times.dead || at - std::max(heard, acknowledged) < least) return {};
         suspected = true;
         if (!std::has_single_bit(++silences)) return {};
         std::string const who = name.empty() ? std::string() : detail::concat({" (", name, ")"});
-        auto const tenths = [](nanoseconds time) {
-            return std::chrono::duration_cast<std::chrono::milliseconds>(time).count() / 100;
+        auto const seconds = [](nanoseconds time) {
+            auto const tenths = std::chrono::duration_cast<std::chrono::milliseconds>(time).count() / 100;
+            return detail::concat({tenths / 10, ".", tenths % 10, " s"});
         };
-        std::int64_t const silent = tenths(at - heard), dead = tenths(times.dead);
-        return detail::concat({"ddp: rank ", rank, " has heard nothing from rank ", peer, who, " for ", silent / 10,
-                               ".", silent % 10, " s (silence ", silences, " of that length). After ", dead / 10, ".",
-                               dead % 10, " s (timing.dead) the job fails\n"});
+        return detail::concat({"ddp: rank ", rank, " has heard nothing from rank ", peer, who, " for ",
+                               seconds(at - heard), " (silence number ", silences, " of at least ", seconds(least),
+                               "). After ", seconds(times.dead), " (timing.dead) the job fails\n"});
     }
 
 private:

@@ -147,7 +147,7 @@ public:
         for (time_point spin_until = at + spin();;) {
             nanoseconds const since = at - last_turn_;
             bool const moved = pump(at, fresh);
-            if (since > options_.times.suspect / 2) listening_since_ = at;
+            if (since > std::max(options_.times.suspect, 3 * options_.times.heartbeat) / 2) listening_since_ = at;
             if (since > options_.times.dead / 2) restart_clocks(at);  // this process was stopped: no peer is late
             if (since > options_.times.dead) endings_.continues(at, since);
             last_turn_ = at;
@@ -204,7 +204,11 @@ public:
     }
 
     /// Sets what this rank's heartbeats report as entered.
-    void entered(mark const& last) noexcept { mark_ = last; }
+    void entered(mark const& last) noexcept {
+        bool const news = last.occupied != std::exchange(mark_, last).occupied;
+        for (auto const& l : links_)  // a link that is busy carries no heartbeats otherwise
+            if (news && l->out_open) l->out.beat(last);
+    }
     /// What this peer's last heartbeat reported.
     [[nodiscard]] mark const& mark_of(int peer) const { return link_to(peer).in.last_mark(); }
     /// When anything was last read from this peer, or this process last continued after it had been stopped.
@@ -356,8 +360,6 @@ private:
     bool run_timers(time_point at) {
         bool late = false;
         timers_ran_ = at;
-        if (!aborted_ && !leaving_ && at - listening_since_ >= options_.times.suspect)
-            name_suspects(links_, [this](link const& l) { return watched(l); }, rank_, at, options_.times);
         for (auto const& l : links_) {
             // Its socket says that the far end is gone, and is looked at now and then only.
             if constexpr (requires { l->stream.woken(true); }) l->stream.woken(true);
