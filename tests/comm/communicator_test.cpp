@@ -703,6 +703,9 @@ TEST_CASE("while a rank is in a long operation, deadlines of the others are exte
         for (nanoseconds const wrong : {nanoseconds{0}, nanoseconds{-5s}, nanoseconds{std::chrono::hours{169}}})
             CHECK_THROWS_WITH(long_operation(comm, "evaluation", wrong),
                               Catch::Contains("long_operation: the limit must be between 1 ms and a week"));
+        for (char const* const nothing : {"", static_cast<char const*>(nullptr)})
+            CHECK_THROWS_WITH(long_operation(comm, nothing, 1s),
+                              Catch::Contains("long_operation: say what it is, such as"));
     });
 }
 

@@ -35,6 +35,7 @@ report said(failure_kind kind, int rank, int peer, nanoseconds waited = 0s, std:
     r.record.peer = peer;
     r.record.operation = {.channel = channel, .index = step};
     r.record.waited_ns = static_cast<std::uint64_t>(waited.count());
+    r.record.expired = kind == failure_kind::waiting && waited >= limit;
     r.record.entered = {.number = step, .fingerprint = 99, .name = std::string_view("allreduce")};
     if (kind == failure_kind::threw) r.record.text = std::string_view("own words");
     return r;

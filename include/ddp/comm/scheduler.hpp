@@ -142,12 +142,12 @@ private:
         if constexpr (WatchfulTransport<T>) transport_.entered(mine);
     }
     [[nodiscard]] bool peer_is_occupied() const noexcept override {
-        bool any = false;
         if constexpr (WatchfulTransport<T>)  // who has left, or sends no heartbeats, can no longer withdraw its mark
-            for (int r = 0; r < size() && !any; ++r)
-                any = r != rank() && transport_.reports()[static_cast<std::size_t>(r)].is == report::state::silent &&
-                      transport_.last_heard(r) != time_point{} && transport_.mark_of(r).occupied != 0;
-        return any;
+            for (int r = 0; r < size(); ++r)
+                if (r != rank() && transport_.reports()[static_cast<std::size_t>(r)].is == report::state::silent &&
+                    transport_.last_heard(r) != time_point{} && transport_.mark_of(r).occupied != 0)
+                    return true;
+        return false;
     }
     /// The time at which the marks of peers are compared with the operation that this rank waits in: by then their
     /// heartbeats have had time to arrive.

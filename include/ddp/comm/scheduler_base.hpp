@@ -199,7 +199,7 @@ private:
     /// two ranks.
     [[nodiscard]] static std::string words_of(operation const& op);
     [[nodiscard]] static mark mark_of(operation const& op) noexcept;
-    [[nodiscard]] failure waiting_record(operation const& of, nanoseconds most) const noexcept;
+    [[nodiscard]] failure waiting_record(operation const& of, bool expired) const noexcept;
     void wait(operation& op) noexcept {
         op.since_ = now() - absent_;
         op.waiting_ = true;

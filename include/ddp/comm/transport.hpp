@@ -203,7 +203,8 @@ struct failure {
     std::int32_t rank = -1;         ///< the rank that publishes it
     std::int32_t peer = -1;         ///< the rank that it is about (in a verdict: the culprit); -1: none
     bool inside = false;            ///< `rank` was within an operation: what it entered last had not ended
-    std::uint8_t reserved[3] = {};  // where padding would be
+    bool expired = false;           ///< `rank` waited until its deadline passed
+    std::uint8_t reserved[2] = {};  // where padding would be
     identity operation = {};        ///< of the message during which it happened
     std::uint64_t waited_ns = 0;    ///< how long `rank` has been waiting, in nanoseconds
     mark entered = {};              ///< what `rank` has entered last, in the group that the record is about

@@ -248,8 +248,7 @@ void agree_on_factor(communicator<T> const& comm, char const* operation, std::ui
     auto const name = [&](std::size_t rank) { return comm.members().members()[rank]; };
     auto const text = [](double number) {
         std::ostringstream out;
-        out.precision(17);
-        out << number;
+        out.precision(17), out << number;
         return out.str();
     };
     auto const first = [&](auto is) { return static_cast<std::size_t>(std::ranges::find_if(all, is) - all.begin()); };

@@ -100,8 +100,7 @@ inline std::string_view without_group(std::string_view words) {
     auto const old = [&](failure const& f) { return waited(f) >= collective / 2; };
     // A connection that carries nothing makes others wait too: deadlines count only if one has been reached.
     failure const* const unheard = least(failure_kind::silent, of_a_peer);
-    bool const expired =
-        least(failure_kind::waiting, [&](failure const& f) { return waited(f) >= collective; }) != nullptr;
+    bool const expired = least(failure_kind::waiting, [](failure const& f) { return f.expired; }) != nullptr;
     if (auto const* f = unheard == nullptr || expired ? least(failure_kind::waiting, old) : nullptr) {
         std::vector<bool> seen(reports.size(), false);
         failure const* last = f;  // the record that waits for the culprit

@@ -97,7 +97,7 @@ DDP_DECL void scheduler_base::turn() {
     if (!failed_ && first_ != nullptr && (driven_ >= asks_ || driven_ >= first_deadline())) {
         asks_ = driven_ + times_.collective / 8;  // at each look
         if (peer_is_occupied()) granted_ = driven_ - absent_ + times_.collective;
-        if (driven_ >= first_deadline()) fail(waiting_record(*first_, nanoseconds::max()));
+        if (driven_ >= first_deadline()) fail(waiting_record(*first_, true));
     }
     while (!ready_.empty()) resume_ready();
     if (detail::waiter* const next = std::exchange(polled_, false) ? yielded_.pop_front() : nullptr) {
@@ -130,7 +130,7 @@ DDP_DECL void scheduler_base::came_back(time_point expected) noexcept {
         }
     failure record;
     if (waits != nullptr) {
-        record = waiting_record(*waits, times_.collective - nanoseconds{1});  // its deadline has not passed
+        record = waiting_record(*waits, false);
     } else {
         record.kind = failure_kind::idle;
         record.entered = (same != nullptr ? same : last_entered_)->mark();
@@ -161,15 +161,15 @@ DDP_DECL group const* scheduler_base::find(mark const& theirs) const noexcept {
     }
     return m;
 }
-[[gnu::cold]] DDP_DECL failure scheduler_base::waiting_record(operation const& of, nanoseconds most) const noexcept {
+[[gnu::cold]] DDP_DECL failure scheduler_base::waiting_record(operation const& of, bool expired) const noexcept {
     failure record;
     record.kind = failure_kind::waiting;
     record.code = errc::deadline;
     record.peer = of.peer;
     record.operation = of.tag.id;
     record.entered = mark_of(of);
-    record.waited_ns =
-        static_cast<std::uint64_t>(std::clamp(now() - absent_ - of.since_, nanoseconds{0}, most).count());
+    record.waited_ns = static_cast<std::uint64_t>(std::max(nanoseconds{0}, now() - absent_ - of.since_).count());
+    record.expired = expired;
     return record;
 }
 

@@ -88,7 +88,8 @@ private:
     [[nodiscard]] bool is_record() const noexcept {
         auto const raw = [&](std::size_t offset) { return std::to_integer<unsigned>(bytes_[offset]); };
         return raw(offsetof(failure, kind)) <= static_cast<unsigned>(failure_kind::idle) &&
-               raw(offsetof(failure, is_verdict)) <= 1 && raw(offsetof(failure, inside)) <= 1;
+               raw(offsetof(failure, is_verdict)) <= 1 && raw(offsetof(failure, inside)) <= 1 &&
+               raw(offsetof(failure, expired)) <= 1;
     }
 
     std::array<std::byte, sizeof(failure)> bytes_;
