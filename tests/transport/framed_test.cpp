@@ -18,6 +18,7 @@
 
 #include "support/catch.hpp"
 #include "support/on_threads.hpp"
+#include "support/printed_by.hpp"
 #include "support/sanitizers.hpp"
 #include "support/thrown_by.hpp"
 #include "train/patience.hpp"
@@ -730,8 +731,13 @@ TEST_CASE("a silent peer becomes overdue; one that is only idle sends heartbeats
 
     // Rank 1 freezes: rank 0 names it, in time.
     auto const start = ddp::monotonic_clock::now();
-    REQUIRE(drive(both[0], [&] { return both[0].overdue_peer().has_value(); }));
+    bool named = false;
+    std::string const printed =
+        ddp::test::printed_by([&] { named = drive(both[0], [&] { return both[0].overdue_peer().has_value(); }); });
+    REQUIRE(named);
     CHECK(both[0].overdue_peer() == 1);
+    CHECK(printed.find("ddp: rank 0 has heard nothing from rank 1 for ") != std::string::npos);
+    CHECK(printed.find(" s (silence number 1 of at least ") != std::string::npos);
     CHECK(ddp::monotonic_clock::now() - start >= quick().times.dead - 2 * quick().times.heartbeat);
     CHECK(ddp::monotonic_clock::now() - start < 4 * quick().times.dead);
 

@@ -51,7 +51,6 @@ public:
                      timing const& times, job_secret const& secret = {},
                      std::shared_ptr<tcp_security const> security = nullptr, time_point until = never)
         : acceptor_(std::move(acceptor)),
-          local_(acceptor_.local_endpoint().address().is_loopback()),
           security_(std::move(security)),
           size_(size),
           job_(job),
@@ -63,6 +62,7 @@ public:
           came_(present_.size()) {
         boost::system::error_code ignored;
         acceptor_.non_blocking(true, ignored);
+        local_ = acceptor_.local_endpoint(ignored).address().is_loopback();
         thread_ = detail::start_thread("the thread of the rendezvous store", [this] { serve(); });
     }
     tcp_store_server(tcp_store_server const&) = delete;

@@ -377,8 +377,11 @@ private:
                 l->say_what_is_stuck(news_.of(l->peer).record.text);
             }
         }
+        if (!aborted_ && !leaving_ && at - listening_since_ >= options_.times.suspect)
+            name_suspects(links_, [this](link const& l) { return watched(l); }, rank_, at, options_.times);
         return late;
     }
+
     int rank_;
     framed_options options_;
     std::vector<std::unique_ptr<link>> links_;
