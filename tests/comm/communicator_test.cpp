@@ -673,7 +673,7 @@ TEST_CASE("while a rank is in a long operation, deadlines of the others are exte
             }
             std::this_thread::sleep_for(1850ms);
         }
-        if (comm.rank() == 1) std::this_thread::sleep_for(350ms);  // at least half of `collective` remains afterwards
+        if (comm.rank() == 1) std::this_thread::sleep_for(250ms);  // at least half of `collective` remains afterwards
         int number = 0;
         if (comm.rank() == 1) ddp::send(comm, 7, 0);
         if (comm.rank() == 0) ddp::receive(comm, number, 1);
