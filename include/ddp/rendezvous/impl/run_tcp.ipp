@@ -60,7 +60,7 @@ namespace detail {
 }
 
 /// The text of a rendezvous_error, with what to look at if ranks have not found each other.
-[[nodiscard, gnu::cold]] inline std::string with_advice(job const& j, std::string text) {
+[[nodiscard, gnu::cold]] inline std::string with_advice(job const& j, std::string const& text) {
     bool const apart = text.find("never joined") != std::string::npos || text.find("cannot reach") != std::string::npos;
     std::string const advice = !apart ? "" : j.advice.empty() ? advice_about_loopback(j) : j.advice;
     return advice.empty() ? text : concat({text, ". ", advice});
