@@ -8,6 +8,7 @@
    compiled once, and src/ddp.cpp, which defines DDP_WITH_… for a component's; nobody else does
  - whoever compiles as C++17 is told so, whichever header comes first: a header without others of ours, and one with <coroutine>,
    begins with ddp/core/language.hpp
+ - secrets, and proofs of them, are compared in constant time: by CRYPTO_memcmp, or same_secret in core/secret_bytes.hpp
  - every header has `#pragma once`, begins with `/// \\file`, includes nothing twice or in a circle, and has at most 400 lines
 
 usage: check_layers.py [ROOT]    checks the repository at ROOT (default: this one)
@@ -46,6 +47,10 @@ STANDARD = r"[a-z_0-9]+"
 SYSTEM = r"(sys|arpa|net|netinet|linux)/[a-z_0-9]+\.h|(dirent|dlfcn|errno|fcntl|ifaddrs|netdb|poll|pthread|pwd|sched|signal|spawn|time|unistd)\.h"
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
+# What stops at the first byte that differs tells by its time how many were right.
+COMPARES = r"(?<!CRYPTO_)\b(?:memcmp|strn?cmp|(?:ranges::)?(?:equal|mismatch)|lexicographical_compare\w*)\s*\("
+HASTY = re.compile(rf"{COMPARES}[^;]*\b\w*(?:secret|proof|tag|claim)\w*"
+                   r"|\b\w*secret_?(?:\.bytes|\.data\(\))?\s*(?:[!=]=|<=>)|(?:[!=]=|<=>)\s*(?:\w+(?:\.|->))*\w*secret_?(?:\.bytes)?\b(?![\w.(])")
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -166,6 +171,8 @@ def check(root):
         code = COMMENT.sub("", text)
         if re.search(r"^\s*#\s*if.*DDP_HAVE", code, re.MULTILINE):
             problems.append(f"{header}: asks for a feature with #if; a feature is there because its header was included")
+        if hasty := HASTY.search(code) or "secret" in header and re.search(COMPARES, code):
+            problems.append(f"{header}: compares a secret, or a proof of one, byte by byte: {' '.join(hasty[0].split())}")
         listed = [included for _, included in INCLUDE.findall(code)]
         alone = not any(included.startswith("ddp/") and header_of(included) != header for included in listed)
         if header.endswith(".hpp") and header != LANGUAGE and (alone or "coroutine" in listed) and listed[:1] != [LANGUAGE]:
@@ -234,6 +241,10 @@ def self_test():
         "a component's definitions for all": (source, "#include <ddp/comm/impl/tcp.ipp>\n", "for the component None, its header is tcp"),
         "definitions not at the end": ("comm/framed.hpp", "int more;\n", "does not end with"),
         "heavy in definitions": ("comm/impl/framed.ipp", "#include <boost/asio.hpp>\n", "heavy library"),
+        "a secret compared by memcmp": ("comm/framed.hpp", "bool a = std::memcmp(at, one.secret.data(),\n n) == 0;\n", "byte by byte"),
+        "a tag compared by equal": ("comm/tcp.hpp", "bool a = std::equal(tag.begin(), tag.end(), at);\n", "byte by byte"),
+        "a secret compared in its own header": ("comm/secret.hpp", good + "bool a = std::memcmp(a.bytes, b.bytes, n) == 0;\n", "byte by byte"),
+        "a secret compared by ==": ("comm/framed.hpp", "bool a = hello.secret.bytes == secret_.bytes;\n", "byte by byte"),
         "no word of the language": ("core/alone.hpp", bare, "does not begin with #include <ddp/core/language.hpp>"),
         "no word of the language before coroutines": ("core/late.hpp", bare + "#include <coroutine>\n#include <ddp/core/error.hpp>\n",
                                                       "does not begin with #include <ddp/core/language.hpp>"),

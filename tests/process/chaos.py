@@ -16,6 +16,7 @@ injection only. After each injection:
   - the time from the injection to the error of the last rank is below the row's bound
   - each of these ranks has written a flight record, whose verdict has the same code and culprit
   - no process and no temporary file is left
+  - where ranks saved checkpoints, the job that is started again resumes from the last whole one, and ends as if nothing had been
 
 FAULT_PROGRAM (or DDP_PROGRAMS, its directory) names the binary. Rows 16 and 17 need DDPRUN, and those over MPI fault_program_mpi,
 which is built where MPI is; without it they are left out.
@@ -39,8 +40,8 @@ import zlib
 import chaos_rows
 from chaos_launch import ROWS_OF_LAUNCHES
 from chaos_proxy import Proxy
-from chaos_rows import (ENDLESS, FAULT_PROGRAM, FAULT_PROGRAM_MPI, INSIDE, MESSAGES, OPEN_MPI_5, REFERENCES, SHAPES, WAYS, Late,
-                        Missed, Plan, Wrong, children_of, running, without)
+from chaos_rows import (ENDLESS, FAULT_PROGRAM, FAULT_PROGRAM_MPI, INSIDE, MESSAGES, OPEN_MPI_5, REFERENCES, SAVING, SHAPES, WAYS,
+                        Late, Missed, Plan, Wrong, children_of, running, without)
 from chaos_start import ROWS_OF_THE_START
 from chaos_strangers import MOST_SLOWER, most_beside_silent_ones, secret_in, silence, strangers
 from chaos_values import ROWS_OF_VALUES
@@ -139,7 +140,7 @@ def check_killed(job, took):
 def check_verdicts(job, plan, proxy, records):
     errors = errors_of(job)
     done = sum(len(r.said("done")) for r in job.ranks.values())
-    if any(f":{phase}:" in fault for phase in INSIDE for fault in plan.faults) and done == plan.size:
+    if any(f":{phase}:" in fault for phase in INSIDE + SAVING for fault in plan.faults) and done == plan.size:
         raise Missed
     who = list(plan.verdicts)
     if plan.thawed is not None:
@@ -169,7 +170,7 @@ def check_verdicts(job, plan, proxy, records):
         raise Wrong(f"a rank ended well\n{job.story()}")
     check_values(job, plan)
     check_flight_records(records, {r: errors[r]["text"] for ranks, _ in who for r in ranks})
-    struck = [int(line["at"]) for r in job.ranks.values() for line in r.said("fault")]
+    struck = [int(line["at"]) for r in job.ranks.values() for line in r.said("start" if plan.own else "fault")]
     if proxy is not None:
         if proxy.struck() is None:
             raise Wrong(f"nothing was injected: {proxy.failure}\n{job.story()}")
@@ -207,7 +208,7 @@ def inject(plan):
         records = os.path.join(scratch, "records")
         os.mkdir(records)
         variables = {"TMPDIR": scratch, "DDP_FLIGHT_DIR": records}
-        if plan.proxied or plan.a_host != 2 and zlib.crc32(" ".join(plan.words + plan.faults).encode()) % 3 == 0:
+        if plan.proxied or not plan.own and plan.a_host != 2 and zlib.crc32(" ".join(plan.words + plan.faults).encode()) % 3 == 0:
             variables["DDP_SHARE_MEMORY"] = "0"  # the proxy is to see the bytes; of the others, a third
         if plan.secured:
             variables.update(secret_in(scratch))
@@ -215,20 +216,13 @@ def inject(plan):
             variables["DDP_TLS"] = "1"
         if plan.tracer:  # leaks cannot be looked for under ptrace
             variables["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
-        words = [*plan.words, plan.steps, *plan.more, *(f"fault={f}" for f in plan.faults)]
-        if plan.secured == "proof":
-            words.append("prove=1")
         size = plan.size
-        started = [FAULT_PROGRAM, *words]
+        saves = [f"checkpoint={scratch}/kept", "every=1"] if plan.saves else []
+        started = command_of(plan, [*plan.more, *saves, *(f"fault={f}" for f in plan.faults)])
         if plan.mpi:
-            started = [MPIEXEC, *plan.launcher, "-n", str(size), FAULT_PROGRAM_MPI, *words]
             variables.update(OPEN_MPI)
         if plan.ulfm:
-            started[0] = OPEN_MPI_5
-            started[1:1] = ["--oversubscribe", "--bind-to", "none", "--with-ft", "ulfm"]
             variables["LD_LIBRARY_PATH"] = os.path.join(os.path.dirname(OPEN_MPI_5), "../lib")
-        if plan.inproc:
-            started += ["transport=inproc", f"ranks={size}"]
         if plan.inproc or plan.mpi:
             variables.update({"RANK": None, "WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None})
             size = 1
@@ -277,15 +271,48 @@ def inject(plan):
                 if job.left_behind():
                     raise Wrong(f"processes are left: {job.left_behind()}\n{job.story()}")
                 # Open MPI's own is of a job that it ends.
-                left = [name for name in os.listdir(scratch) if not name.startswith("ompi.") and name not in ("records", "secret")]
+                kept = ("records", "secret", *["kept"] * plan.saves)
+                left = [name for name in os.listdir(scratch) if not name.startswith("ompi.") and name not in kept]
                 if left:
                     raise Wrong(f"files are left: {left}")
                 if seconds is not None and seconds > plan.bound:
                     raise Late(f"{seconds:.3f} s instead of {plan.bound} s\n{job.story()}", seconds)
-                return seconds
             finally:
                 if proxy:
                     proxy.__exit__()
+        if plan.saves:
+            check_resumed(plan, Job(size, command_of(plan, saves), with_host))
+        return seconds
+
+
+def command_of(plan, more):
+    """What starts a rank; over MPI, or as threads, all ranks."""
+    words = [*plan.words, plan.steps, *more, *(["prove=1"] if plan.secured == "proof" else [])]
+    if plan.inproc:
+        return [FAULT_PROGRAM, *words, "transport=inproc", f"ranks={plan.size}"]
+    if not plan.mpi:
+        return [FAULT_PROGRAM, *words]
+    launcher = [OPEN_MPI_5, "--oversubscribe", "--bind-to", "none", "--with-ft", "ulfm"] if plan.ulfm else [MPIEXEC]
+    if not plan.own:
+        return [*launcher, *plan.launcher, "-n", str(plan.size), FAULT_PROGRAM_MPI, *words]
+    ranks = [["-n", "1", FAULT_PROGRAM_MPI, *words, *plan.own.get(rank, ())] for rank in range(plan.size)]
+    return [*launcher, *plan.launcher, *ranks[0], *(word for rank in ranks[1:] for word in (":", *rank))]
+
+
+def check_resumed(plan, again):
+    """A rank was struck while the checkpoint of that step was saved."""
+    struck = int(plan.faults[0].split(":")[3])
+    with again as job:
+        job.wait()
+        begun = {int(line["resumed"]) for r in job.ranks.values() for line in r.said("ready")}
+        done = [line for r in job.ranks.values() for line in r.said("done")]
+        right = REFERENCES.of(plan.size, plan.words + plan.reference)[int(plan.steps.partition("=")[2])]
+        if len(begun) != 1 or not begun <= {struck - 1, struck}:
+            raise Wrong(f"struck in the save of step {struck}, resumed after {begun}\n{job.story()}")
+        if len(done) != plan.size or {line["digest"] for line in done} != {right}:
+            raise Wrong(f"the job that was started again has other weights than {right}: {done}\n{job.story()}")
+        if any(r.code != 0 for r in job.ranks.values()) or job.left_behind():
+            raise Wrong(f"the job that was started again has not ended well\n{job.story()}")
 
 
 def plan_of(row, size, seed, number):

@@ -30,6 +30,7 @@ MESSAGES = (("share=0",), ("algorithm=ring",), ("update=sharded", "share=0"), ("
 WAYS = MESSAGES + ((), (), ("update=replicated",), ("update=sharded",))  # and in memory that ranks share
 OWN_CODE = ("construct", "bind", "forward", "backward", "slice", "between", "end", "first_reduced", "reduced")  # a rank runs its own code
 STEPPING = ("stepping",)  # it writes new values, with shared memory into the other ranks' replicas as well
+SAVING = ("saving",)  # it saves a checkpoint, and waits for others
 INSIDE = ("waiting", "barrier", "allreduce", "broadcast", "array")  # it waits for others in a call
 BEFORE_OR_AFTER = ("construct", "bind", "end")  # no step's number
 
@@ -62,6 +63,8 @@ class Plan:
     secured: str = ""  # "proof", "tls": all ranks have a secret, and every connection begins with a proof of it or with TLS
     hung: bool = False  # its launcher did, after all ranks had ended
     count: int = 1  # injections in it
+    saves: bool = False  # after every step; the job that is then started again ends as if nothing had been
+    own: dict = dataclasses.field(default_factory=dict)  # over MPI: options of single ranks
     reference: tuple = ()  # more options of the undisturbed job that has the same digest
     apart: tuple = ()  # ranks that hold values of their own
     alike: int | None = None  # after more steps than these, all values differ from those of an undisturbed job
@@ -152,8 +155,8 @@ def on_hosts(make):
 
 
 def kill(draw, size, rank):
-    phase, step = drawn_place(draw, OWN_CODE + INSIDE + STEPPING)
-    return Plan(size, drawn_words(draw), (f"{rank}:kill:{phase}:{step}",), more=reports(phase),
+    phase, step = drawn_place(draw, OWN_CODE + INSIDE + STEPPING + SAVING)
+    return Plan(size, drawn_words(draw), (f"{rank}:kill:{phase}:{step}",), more=reports(phase), saves=phase in SAVING,
                 verdicts=((without(size, rank), gone(rank)),))
 
 
@@ -170,7 +173,7 @@ def row_12(draw, size):
         return None
     count = draw.randint(2, size - 1)
     ranks = draw.sample(range(size), count)
-    phase, step = drawn_place(draw, ("bind", "forward", "backward", "between", "reduced", *STEPPING, *INSIDE))
+    phase, step = drawn_place(draw, ("bind", "forward", "backward", "between", "reduced", *STEPPING, *INSIDE, *SAVING))
     any_of_them = "[" + "".join(map(str, ranks)) + "]"
     pattern = gone(any_of_them)
     if phase in ("forward", "backward") and draw.random() < 0.7:  # all are in their own code before the first is killed
@@ -183,7 +186,7 @@ def row_12(draw, size):
             if draw.random() < 0.5:  # while the news of the first spreads
                 faults.append(f"{rank}:sleep:{phase}:{step}:{draw.randint(1, 250)}")
             faults.append(f"{rank}:kill:{phase}:{step}")
-    return Plan(size, drawn_words(draw), tuple(faults), bound=2 * SOON, verdicts=((without(size, *ranks), pattern),))
+    return Plan(size, drawn_words(draw), tuple(faults), bound=2 * SOON, saves=phase in SAVING, verdicts=((without(size, *ranks), pattern),))
 
 
 def row_13(draw, size):
@@ -217,11 +220,12 @@ def row_15(draw, size):
 
 def row_18(draw, size):
     rank = draw.randrange(size)
-    phase, step = drawn_place(draw, ("bind", "forward", "backward", "slice", "first_reduced", "reduced", "between", *STEPPING, *INSIDE))
+    phases = ("bind", "forward", "backward", "slice", "first_reduced", "reduced", "between", *STEPPING, *INSIDE, *SAVING)
+    phase, step = drawn_place(draw, phases)
     thaws = draw.random() < 0.5
     length = f":{int(1000 * DEAD / SCALE) + 1500}" if thaws else ""
     return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}{length}",), more=reports(phase), bound=DEAD + SOON,
-                thawed=rank if thaws else None, frozen=None if thaws else rank,
+                thawed=rank if thaws else None, frozen=None if thaws else rank, saves=phase in SAVING,
                 verdicts=((without(size, rank), quiet(rank)),))
 
 
@@ -422,11 +426,19 @@ def row_31(draw, size):
     return harmed(draw, size, harm, whom_it_concerns(size, a, b, code, "is gone"), SOON)
 
 
+def rests(job):
+    """Steps of at least 50 ms, 6 of them: a thread that tries the same again and again would use all of it."""
+    used = [int(line["processor"]) for r in job.ranks.values() for line in r.said("done")]
+    if not used or max(used) > 0.6 * 300 * SCALE:
+        raise Wrong(f"milliseconds of processor time: {used}\n{job.story()}")
+
+
 def row_32(draw, size):
     small = ("tensors=2", "elements=400", "bucket=4096") + draw.choice(MESSAGES)
     if draw.random() < 0.25:  # no descriptor is left while it trains
         phase, step = drawn_place(draw, ("forward", "backward", "between", "reduced"))
-        return Plan(size, drawn_words(draw), (f"{draw.randrange(size)}:files:{phase}:{step}",), well=True)
+        return Plan(size, drawn_words(draw), (f"{draw.randrange(size)}:files:{phase}:{step}",), more=("pause=50",), well=True,
+                    also=rests)
     interrupts = draw.random() >= 0.5
     if interrupts and shutil.which("strace") is None:
         print("not tried: interrupted calls (row 32), because there is no strace", flush=True)
@@ -449,7 +461,7 @@ def row_33(draw, size):
     a, b = drawn_link(draw, size)
     kind = draw.choice(("header", "header", "payload", "flip"))
     writer = draw.choice((a, b))
-    bit = draw.randrange(512) if kind == "header" else draw.randrange(8 * 400)
+    bit = draw.randrange(512) if kind == "header" else draw.randrange(8 << 17)
     after = draw.randrange(0, 300000)
 
     def harm(proxy):
@@ -487,16 +499,16 @@ def over_mpi(make, **change):
 def row_18_mpi(draw, size):
     """Stopped for good. Who calls MPI without a thread of its own sends no heartbeats: peers wait until the deadline."""
     rank = draw.randrange(size)
-    phase, step = drawn_place(draw, ("forward", "backward", "between", *INSIDE))
-    return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}",), more=("collective=600",),
+    phase, step = drawn_place(draw, ("forward", "backward", "between", *INSIDE, *SAVING))
+    return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}",), more=("collective=600",), saves=phase in SAVING,
                 verdicts=((without(size, rank), rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time"),))
 
 
 def row_18_multiple(draw, size):
     """Stopped for good, where a thread of the library's sends heartbeats over MPI."""
     rank = draw.randrange(size)
-    phase, step = drawn_place(draw, ("forward", "backward", "between", "reduced", *STEPPING, *INSIDE))
-    return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}",), bound=DEAD + SOON,
+    phase, step = drawn_place(draw, ("forward", "backward", "between", "reduced", *STEPPING, *INSIDE, *SAVING))
+    return Plan(size, drawn_words(draw), (f"{rank}:stop:{phase}:{step}",), bound=DEAD + SOON, saves=phase in SAVING,
                 verdicts=((without(size, rank), quiet(rank)),))
 
 

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 
-from chaos_rows import FAULT_PROGRAM, REFERENCES, SOON, Late, Plan, Row, Wrong, without
+from chaos_rows import FAULT_PROGRAM, REFERENCES, SOON, Late, Plan, Row, Wrong, over_mpi, without
 from chaos_strangers import PROOF, recorded_hello, secret_in
 from jobs import DEADLINE, SCALE, Job, check_flight_records, environment, exit_code_of, flight_record, listening_ports
 
@@ -522,37 +522,49 @@ def rank_0_of_another_version(draw, size):
 NO_PROOF = r"rank \d( has reached .*, but what answers there does not know this job's secret\. | cannot reach rank 0 at )"
 
 
-def row_5(draw, size):
-    """Some ranks have other parameters."""
+def other_parameters(draw, size):
+    """Some ranks have other parameters: options of all, those of each odd rank, and what all ranks say."""
     tensors, elements = draw.randint(2, 8), draw.choice((8, 400, 20000))
     odd = sorted(draw.sample(range(size), draw.randint(1, size - 1)))
-    kind = draw.choice(("shape", "all shapes", "count"))
+    kind = draw.choice(("shape", "all shapes", "count", "order"))
     count, width = tensors, elements // 4
     if kind == "count":
         count = draw.choice([n for n in range(1, tensors + 3) if n != tensors])
     elif kind == "all shapes":
         width = draw.choice([n for n in (1, width - 1, width + 1, 2 * width) if n not in (0, width)])
-    order = drawn_order(draw, range(size))
-    way, memory = drawn_job(draw)
     named = odd[0] if 0 not in odd else without(size, *odd)[0]
 
     def shape(number, is_odd):
         if number >= (count if is_odd else tensors):
             return "absent"
         last = kind == "shape" and is_odd and number + 1 == tensors
-        return f"'w{number}' [4 x {(width if is_odd else elements // 4) + last}] float"
+        name = tensors - 1 - number if kind == "order" and is_odd else number
+        return f"'w{name}' [4 x {(width if is_odd else elements // 4) + last}] float"
     first = next(n for n in range(10) if shape(n, True) != shape(n, False))
     said = (f"rank {named} differs from rank 0: parameter #{first} is {shape(first, 0 in odd)} on rank 0 and "
             f"{shape(first, 0 not in odd)} on rank {named}. Build the same model with the same trainer settings on all ranks.")
+    fault = {"shape": "model", "order": "order"}.get(kind)
+    own = {rank: (f"fault={rank}:{fault}:construct:0",) if fault else (f"tensors={count}", f"elements={4 * width}") for rank in odd}
+    return (f"tensors={tensors}", f"elements={elements}"), own, f"^DDP-E102 model differs: {re.escape(said)}"
+
+
+def row_5(draw, size):
+    words, own, pattern = other_parameters(draw, size)
+    order = drawn_order(draw, range(size))
+    way, memory = drawn_job(draw)
 
     def trial():
-        with Start(size, way, f"tensors={tensors}", f"elements={elements}", memory=memory) as job:
+        with Start(size, way, *words, memory=memory) as job:
             for pause, rank in order:
                 time.sleep(pause)
-                words = (f"tensors={count}", f"elements={4 * width}") if kind != "shape" else (f"fault={rank}:model:construct:0",)
-                job.begin(rank, *(words if rank in odd else ()))
-            return refused_model(job, f"^DDP-E102 model differs: {re.escape(said)}")
-    return planned(size, trial, way, f"{kind} on {odd}: {said}", f"{order}", f"memory {memory}")
+                job.begin(rank, *own.get(rank, ()))
+            return refused_model(job, pattern)
+    return planned(size, trial, way, f"{words}, {own}: {pattern}", f"{order}", f"memory {memory}")
+
+
+def row_5_mpi(draw, size):
+    words, own, pattern = other_parameters(draw, size)
+    return Plan(size, words, own=own, verdicts=((tuple(range(size)), pattern),))
 
 
 def refused_model(job, pattern):
@@ -584,7 +596,8 @@ COMPARED = (  # an option of the program; what is said to differ; that of most r
     ("clip=1", r"another training_options\.clip", "none", "clip_by_global_norm 1"),
     ("strategy=averaging", "", r"(share_memory|data_parallel) #1.*", "local_parallel #1"))
 # What may differ, and what rank 0 says of it, if it does.
-FREE = (("share=0", {}, ""), ("", {"DDP_SHARE_MEMORY": "0"}, "path of messages within a host is"), ("thread=rests", {}, ""),
+FREE = (("share=0", {}, ""), ("", {"DDP_SHARE_MEMORY": "0"}, "path of messages within a host is"),
+        ("thread=rests", {}, "communication thread is"), ("", {"DDP_COMMUNICATION_THREAD": "rests"}, "communication thread is"),
         ("join=20000", {}, r"timing\.join is"), ("handshake=900", {}, r"timing\.handshake is"), ("pause=3", {}, ""),
         ("collective=9000", {}, r"timing\.collective is"), ("straggler=2000", {}, r"timing\.straggler is"),
         ("dead=2500", {}, r"timing\.dead is"))
@@ -597,11 +610,9 @@ def row_6(draw, size):
     return draw.choice((compared, compared, compared, free, senseless, apart, apart))(draw, size)
 
 
-def compared(draw, size):
-    """What changes results."""
+def other_settings(draw, size, memory):
+    """Some ranks have another setting that changes results: options of each of them, and what all ranks say."""
     odd = sorted(draw.sample(range(size), draw.randint(1, size - 1)))
-    way, memory = drawn_job(draw)
-    order = drawn_order(draw, range(size))
     # `automatic` is sharded where ranks share memory, and replicated elsewhere.
     same = f"update={'sharded' if memory else 'replicated'}"
     word, what, usual, other = draw.choice([one for one in COMPARED if one[0] != same])
@@ -612,14 +623,26 @@ def compared(draw, size):
     if word.startswith("strategy"):  # another trainer, which begins with another collective
         pattern = (rf"^DDP-E205 mismatch: ranks disagree about operation #1: rank \d is in ({usual}, rank \d in {other}|"
                    rf"{other}, rank \d in {usual})\. ")
+    return {rank: (word.format(rank),) for rank in odd}, pattern
+
+
+def compared(draw, size):
+    way, memory = drawn_job(draw)
+    order = drawn_order(draw, range(size))
+    own, pattern = other_settings(draw, size, memory)
 
     def trial():
         with Start(size, way, memory=memory) as job:
             for pause, rank in order:
                 time.sleep(pause)
-                job.begin(rank, *([word.format(rank)] if rank in odd else []))
+                job.begin(rank, *own.get(rank, ()))
             return refused_model(job, pattern)
-    return planned(size, trial, way, f"{word} on {odd}: {pattern}", f"{order}", f"memory {memory}")
+    return planned(size, trial, way, f"{own}: {pattern}", f"{order}", f"memory {memory}")
+
+
+def row_6_mpi(draw, size):
+    own, pattern = other_settings(draw, size, memory=True)
+    return Plan(size, WORDS, own=own, verdicts=((tuple(range(size)), pattern),))
 
 
 def free(draw, size):
@@ -628,7 +651,7 @@ def free(draw, size):
     word, variables, said = draw.choice(FREE)
     order = drawn_order(draw, range(size))
     way, memory = drawn_job(draw)
-    if variables and not memory:  # all of them have that setting
+    if "DDP_SHARE_MEMORY" in variables and not memory:  # all of them have that setting
         said = ""
 
     def trial():
@@ -970,4 +993,6 @@ ROWS_OF_THE_START = [
     Row("6", "other settings", row_6, 2),
     Row("7", "the port is in use", row_7, 4),
     Row("8", "rank 0 cannot be reached (`join`: 1.5 s)", row_8, 4),
-    Row("9", "other programs connect while the job starts", row_9, 2)]
+    Row("9", "other programs connect while the job starts", row_9, 2),
+    Row("5m", "over MPI, other parameters", over_mpi(row_5_mpi), 1, 0.25),
+    Row("6m", "over MPI, other settings", over_mpi(row_6_mpi), 1, 0.25)]

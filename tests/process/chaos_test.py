@@ -125,6 +125,9 @@ class OverMpi(Sampled):
     def test_ranks_that_end_early_are_late_or_disagree(self):
         self.sample("15m", "21m", "22m", each=1)
 
+    def test_ranks_that_are_about_to_train_different_things(self):
+        self.sample("5m", "6m", each=2)
+
 
 class Starved(unittest.TestCase):
     def test_the_plans_of_a_minute_have_training_in_shared_memory(self):

@@ -11,7 +11,8 @@
 // that phase or with array=N only), end (after the last step). With strategy=averaging (local_sgd), diloco,
 // slow_momentum and elastic, whose ranks meet after every second step: meeting (inside, while the next rank is late),
 // meet (just before its sum); likewise strategy=hierarchical, whose ranks meet in pairs after every second step, and all
-// after every fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. Kinds: see misbehave().
+// after every fourth. Also strategy=gossip, gossip_ring and stale, whose ranks meet in each step. With checkpoint=: saving
+// (inside, while the next rank is late). Kinds: see misbehave().
 // fault=RANK:KIND:PHASE:STEP:WHERE. nan, infinity and -infinity (in backward) take the place of an element of the
 // gradient: WHERE counts those of all parameters. flip_value and flip_state (between, just before step STEP) and
 // flip_gradient (reduced: of the mean gradient that this rank steps with) flip a bit: WHERE = 32 * element + bit.
@@ -27,7 +28,7 @@
 //   error rank=0 at=… since=… text=…    what a rank's call threw; since: when it last came from its own code
 //   values rank=0 steps=… torn=… digest=…   what the rank holds after an error in its loop
 //   array rank=0 memory=…               whether all ranks see the shared_array
-//   done rank=0 digest=… steps=…
+//   done rank=0 digest=… steps=… processor=…   milliseconds of processor time that the process has used
 //   skipped rank=0 number=…  caught rank=0 number=… text=…   a step that was not made
 //   ready rank=0 resumed=…  stopped rank=0 number=… digest=…   with checkpoint=
 // and with digests=1, after each step, made or not:
@@ -537,6 +538,7 @@ public:
         std::vector<ddp::parameter<float>> all;
         for (std::size_t i = 0; i < values_.size(); ++i)
             all.push_back({"w" + std::to_string(i), shapes_[i], values_[i], gradients_[i]});
+        if (ill_.due("order", "construct", 0) != nullptr) std::ranges::reverse(all);
         return all;
     }
     void bind(ddp::storage<float> memory) {
@@ -771,22 +773,43 @@ bool loop(settings const& with, Comm& comm, trouble& ill, Trainer& trainer, auto
     return true;
 }
 
+template <class Trainer>
+std::string digest_of(Trainer& trainer) {
+    char digest[40];
+    std::snprintf(digest, sizeof digest, "%016llx", static_cast<unsigned long long>(trainer.digest_of_values()));
+    return digest;
+}
+
+// Of this process.
+long processor_milliseconds() {
+    ::rusage used{};
+    ::getrusage(RUSAGE_SELF, &used);
+    return (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000 +
+           (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1000;
+}
+
+// Does it, and after an error says what the trainer holds.
 template <class Comm, class Trainer>
-void train_by(settings const& with, Comm& comm, trouble& ill, Trainer& trainer) {
-    auto const hex = [&] {
-        char digest[40];
-        std::snprintf(digest, sizeof digest, "%016llx", static_cast<unsigned long long>(trainer.digest_of_values()));
-        return std::string(digest);
-    };
+auto telling_values(Comm const& comm, Trainer& trainer, auto const& body) {
     try {
-        if (!loop(with, comm, ill, trainer, hex)) return;
-        if constexpr (requires { trainer.synchronise(); }) trainer.synchronise();
+        return body();
     } catch (ddp::error const& e) {
-        if (e.code() != ddp::errc::nonfinite && dynamic_cast<ddp::comm_error const*>(&e) == nullptr) throw;
-        say("values rank=" + std::to_string(comm.rank()) + " steps=" + std::to_string(trainer.completed_steps()) +
-            " torn=" + std::to_string(trainer.torn()) + " digest=" + hex());
+        if (e.code() == ddp::errc::nonfinite || dynamic_cast<ddp::comm_error const*>(&e) != nullptr)
+            say("values rank=" + std::to_string(comm.rank()) + " steps=" + std::to_string(trainer.completed_steps()) +
+                " torn=" + std::to_string(trainer.torn()) + " digest=" + digest_of(trainer));
         throw;
     }
+}
+
+template <class Comm, class Trainer>
+void train_by(settings const& with, Comm& comm, trouble& ill, Trainer& trainer) {
+    auto const hex = [&] { return digest_of(trainer); };
+    bool const whole = telling_values(comm, trainer, [&] {
+        if (!loop(with, comm, ill, trainer, hex)) return false;
+        if constexpr (requires { trainer.synchronise(); }) trainer.synchronise();
+        return true;
+    });
+    if (!whole) return;
     ill.at("end", 0);
     bool const same = trainer.replicas_identical();
     bool shared = false;
@@ -794,28 +817,30 @@ void train_by(settings const& with, Comm& comm, trouble& ill, Trainer& trainer) 
     say("done rank=" + std::to_string(comm.rank()) + " digest=" + hex() +
         " steps=" + std::to_string(trainer.completed_steps()) + " replicas=" + (same ? "identical" : "different") +
         " memory=" + (shared ? "shared" : "own") + " messages=" + ddp::name_of(comm.messages()) +
-        " here=" + std::to_string(comm.host().size()) + " host_messages=" + ddp::name_of(comm.host().messages()));
+        " here=" + std::to_string(comm.host().size()) + " host_messages=" + ddp::name_of(comm.host().messages()) +
+        " processor=" + std::to_string(processor_milliseconds()));
 }
 
 // Returns the exit code.
 template <class Comm, class Trainer>
-int train_with_checkpoints(settings const& with, Comm& comm, Trainer& trainer) {
+int train_with_checkpoints(settings const& with, Comm& comm, trouble& ill, Trainer& trainer) {
     std::optional<ddp::stop_signals> signals;
     if (with.stops) signals.emplace();
     ddp::checkpoints kept(with.checkpoint);
     auto const from = kept.resume(trainer);
     std::string const me = " rank=" + std::to_string(comm.rank());
-    auto const digest = [&] {
-        char text[40];
-        std::snprintf(text, sizeof text, " digest=%016llx",
-                      static_cast<unsigned long long>(trainer.digest_of_values()));
-        return std::string(text);
-    };
+    auto const digest = [&] { return " digest=" + digest_of(trainer); };
     say("ready" + me + " resumed=" + std::to_string(from ? from->step : 0));
     for (std::uint64_t step = (from ? from->step : 0) + 1; step <= with.steps; ++step) {
         if (signals && signals->received()) trainer.request_stop();
-        bool const stop = trainer.step(batch_of(comm, step)).stop;
-        if (stop || (with.every != 0 && step % with.every == 0)) kept.save(trainer);
+        bool const stop = telling_values(comm, trainer, [&] {
+            bool const asked = trainer.step(batch_of(comm, step)).stop;
+            if (asked || (with.every != 0 && step % with.every == 0)) {
+                ill.within("saving", step);
+                kept.save(trainer);
+            }
+            return asked;
+        });
         if (!stop) continue;
         say("stopped" + me + " number=" + std::to_string(step) + digest());
         return ddp::exit_to_be_resumed;
@@ -885,7 +910,7 @@ int train(settings const& with, Comm& comm, trouble& ill) {
                    : with.exchange == "random_k"  ? trainer_with(ddp::random_k_exchange{})
                    : with.exchange == "power_sgd" ? trainer_with(ddp::power_sgd_exchange{.rank = 1})
                                                   : trainer_with(ddp::any_allreduce::parse(with.algorithm));
-    if (!with.checkpoint.empty()) return train_with_checkpoints(with, comm, trainer);
+    if (!with.checkpoint.empty()) return train_with_checkpoints(with, comm, ill, trainer);
     train_by(with, comm, ill, trainer);
     return EXIT_SUCCESS;
 }

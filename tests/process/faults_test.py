@@ -575,7 +575,8 @@ class SomethingElse(FaultCase):
                 (3, [1, 2], ["straggler=700", "join=20000"], {"DDP_TCP_CONGESTION": "reno"},
                  "timing.straggler is 3000 ms on rank 0, 700 ms on rank 1, 700 ms on rank 2; timing.join is 5000 ms on rank 0, "
                  "20000 ms on rank 1, 20000 ms on rank 2; TCP congestion control is default on rank 0, reno on rank 1, reno on rank 2"),
-                (3, [0], [], {"DDP_SHARE_MEMORY": "0"}, "path of messages within a host is TCP on rank 0, memory on rank 1, memory on rank 2")):
+                (3, [0], [], {"DDP_SHARE_MEMORY": "0"}, "path of messages within a host is TCP on rank 0, memory on rank 1, memory on rank 2"),
+                (2, [0], ["thread=rests"], {}, "communication thread is rests on rank 0, drives on rank 1")):
             said = re.sub(r"(\d+) ms", lambda ms: f"{int(ms[1]) * SCALE} ms", said)
             with self.subTest(size=size, odd=odd, words=words), Job(size, command(), without=range(size)) as job:
                 for rank in range(size):

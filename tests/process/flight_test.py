@@ -17,6 +17,7 @@ from jobs import DEADLINE, SCALE, Job, Rank, environment, program, ways_to_write
 from jobs import flight_record as read
 
 FAULT_PROGRAM = program("FAULT_PROGRAM", "DDP_PROGRAMS", "fault_program")
+FAULT_PROGRAM_MPI = program("FAULT_PROGRAM_MPI", "DDP_PROGRAMS", "fault_program_mpi")
 DDPRUN = os.environ["DDPRUN"]
 LATE = 2.0 * SCALE  # timing.collective of the jobs in which a rank comes late
 
@@ -598,6 +599,32 @@ class OnRequest(FlightCase):
         self.assertEqual(code, 0, out + err)
         self.assertIn("rank 1 was not asked: it had no handler for SIGUSR2\n", err)
         self.assertNotIn("rank 0 was not asked", err)
+
+    @unittest.skipUnless(os.path.exists(FAULT_PROGRAM_MPI) and SCALE == 1, "no MPI here, or a sanitizer")
+    def test_over_mpi(self):
+        """mpiexec passes the signal on; at MPI_THREAD_MULTIPLE a thread of the library's calls MPI, below it none."""
+        for level in ((), ("mpi=multiple",)):
+            with self.subTest(level=level), tempfile.TemporaryDirectory() as records:
+                job = Rank([os.environ.get("MPIEXEC") or "mpiexec", "-n", "2", FAULT_PROGRAM_MPI, "fault=1:spin:forward:2:2500",
+                            "collective=60000", *level],
+                           environment(DDP_FLIGHT_DIR=records, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                                       OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none",
+                                       OMPI_MCA_btl_vader_single_copy_mechanism="none"), start_new_session=True)
+                try:
+                    self.wait_until(job, lambda: job.said("fault"))
+                    time.sleep(0.5)
+                    os.kill(job.pid, signal.SIGUSR2)
+                    asked = time.monotonic_ns()
+                finally:
+                    code, out, err = job.finish()
+                self.assertEqual(code, 0, out + err)
+                for rank, event in ((0, "waits"), (1, "forward")):
+                    lines = read(os.path.join(records, f"rank-{rank}.jsonl"))
+                    dump, end = (n for n, line in enumerate(lines) if line["event"] == "dump")
+                    self.assertEqual([lines[n]["why"] for n in (dump, end)], ["SIGUSR2", "end"])
+                    self.assertLess(lines[dump]["t_ns"] - asked, 1e9)
+                    last = max(lines[1:dump], key=lambda line: line["seq"])
+                    self.assertEqual((last["event"], last.get("number")), (event, 2), lines)
 
     def test_without_a_directory_a_line_says_what_it_does(self):
         with Job(1, [FAULT_PROGRAM, "fault=0:spin:forward:2:2000"]) as job:

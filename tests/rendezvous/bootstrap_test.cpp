@@ -1064,17 +1064,19 @@ TEST_CASE("a body that returns an int gives run_main its exit code", "[rendezvou
 
 TEST_CASE("settings that ranks should have alike are compared, and what differs is said in one line", "[rendezvous]") {
     ddp::timing times;
-    std::string const usual = ddp::detail::rank_settings(times, "", true);
+    auto const drives = ddp::communication_thread::drives;
+    std::string const usual = ddp::detail::rank_settings(times, "", true, drives);
     times.dead = 15s;
-    std::string const patient = ddp::detail::rank_settings(times, "", true);
-    std::string const other = ddp::detail::rank_settings(times, "reno,;", false);
+    std::string const patient = ddp::detail::rank_settings(times, "", true, drives);
+    std::string const other = ddp::detail::rank_settings(times, "reno,;", false, ddp::communication_thread::rests);
     CHECK(ddp::detail::different_settings({usual, usual, usual}).empty());
     CHECK(ddp::detail::different_settings({usual}).empty());
     CHECK(ddp::detail::different_settings({usual, patient, usual}) ==
           "timing.dead is 3000 ms on rank 0, 15000 ms on rank 1");
     CHECK(ddp::detail::different_settings({usual, usual, other}) ==
           "timing.dead is 3000 ms on rank 0, 15000 ms on rank 2; TCP congestion control is default on rank 0, "
-          "reno?? on rank 2; path of messages within a host is memory on rank 0, TCP on rank 2");
+          "reno?? on rank 2; path of messages within a host is memory on rank 0, TCP on rank 2; "
+          "communication thread is drives on rank 0, rests on rank 2");
     CHECK(ddp::detail::different_settings({usual, patient, patient, patient, patient, patient, patient}) ==
           "timing.dead is 3000 ms on rank 0, 15000 ms on rank 1, 15000 ms on rank 2, 15000 ms on rank 3, 15000 ms on "
           "rank 4, and "
@@ -1083,7 +1085,7 @@ TEST_CASE("settings that ranks should have alike are compared, and what differs 
         {usual, "\x1b[2J\n" + std::string(500, 'x') + ",1000,", "", ",,,,,,,,,,,,,,,,"});
     CHECK(broken.starts_with("timing.heartbeat is 250 ms on rank 0, \\x1b[2J x"));
     CHECK(broken.size() < 200);
-    CHECK(usual.size() < 80);
+    CHECK(usual.size() < 90);
 }
 
 TEST_CASE("times come from the environment, in seconds", "[rendezvous][tcp]") {

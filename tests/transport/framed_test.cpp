@@ -1,10 +1,12 @@
 #include <ddp/transport/framed/framed.hpp>
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -1290,4 +1292,65 @@ TEST_CASE("a receive ends with its transport though its message is half here", "
     CHECK(ended_later == 1);
     CHECK(status == op_status::aborted);
     CHECK(out.runs == 1);
+}
+
+TEST_CASE("links go on, without spinning, where the process may open fewer files than it waits for", "[comm][framed]") {
+    auto all = all_to_all(3);
+    op in(100'000), out(100'000), later(10);
+    ::rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+    ::rlimit const one{1, before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &one) == 0);
+    receive(*all[1], 0, tagged(1), in);
+    send(*all[0], 1, tagged(1), out);
+    auto const until = ddp::monotonic_clock::now() + 10s;
+    while (!(in.done() && out.done()) && ddp::monotonic_clock::now() < until)
+        for (auto const& t : all) t->progress(ddp::monotonic_clock::now() + 1ms);
+    receive(*all[1], 0, tagged(2), later);
+    std::clock_t const began = std::clock();
+    for (auto const end = ddp::monotonic_clock::now() + 300ms; ddp::monotonic_clock::now() < end;)
+        all[1]->progress(end);
+    double const used = static_cast<double>(std::clock() - began) / CLOCKS_PER_SEC;
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK(in.status == op_status::ok);
+    CHECK(out.status == op_status::ok);
+    CHECK(used < 0.15);
+    all.clear();
+}
+
+TEST_CASE("a silence is told once it is longer than suspect and two heartbeats, unless dead ends it first",
+          "[comm][framed]") {
+    auto const [here, there] = connected();
+    framed_peer<ddp::descriptor_stream> peer{1, ddp::descriptor_stream(here), "pid 7 on node7"};
+    ddp::frame_link<ddp::descriptor_stream, ddp::no_checksum> link(0, peer, 77, 1);
+    ddp::time_point const start = ddp::monotonic_clock::now();
+    ddp::timing times{.heartbeat = 250ms, .suspect = 1s, .dead = 3s};
+    // What is said once that time has passed since the last sign of life, which is at `start`.
+    auto const said = [&](std::chrono::milliseconds after, bool anew = true) {
+        if (anew) link.heard_at(start);
+        static_cast<void>(link.becomes_overdue(start + after, times));
+        return link.becomes_suspect(0, start + after, times);
+    };
+    CHECK(said(999ms).empty());
+    CHECK(said(1000ms, false) ==
+          "ddp: rank 0 has heard nothing from rank 1 (pid 7 on node7) for 1.0 s (silence number 1 of at least 1.0 s). "
+          "After "
+          "3.0 s (timing.dead) the job fails\n");
+    CHECK(said(2900ms, false).empty());  // the same silence
+    CHECK(said(1500ms).find("for 1.5 s (silence number 2 of") != std::string::npos);
+    CHECK(said(1500ms).empty());  // the third
+    CHECK(said(1500ms).find("(silence number 4 of") != std::string::npos);
+
+    times.heartbeat = 600ms;
+    CHECK(said(1199ms).empty());
+    for (int fifth_to_seventh = 0; fifth_to_seventh < 3; ++fifth_to_seventh) CHECK(said(1200ms).empty());
+    CHECK(said(1200ms).find("(silence number 8 of at least 1.2 s)") != std::string::npos);
+
+    for (auto const suspect : {3000ms, 3500ms}) {
+        times.suspect = suspect;
+        CHECK(said(2999ms).empty());
+        CHECK(said(3600ms).empty());
+    }
+    CHECK(link.silences == 8);
+    ::close(there);
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <ddp/comm/communication_thread.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
 #include <ddp/core/separate.hpp>
@@ -43,6 +44,8 @@ struct tcp_options {
     /// Ranks that give different names count as ranks of different hosts, even on one machine; also DDP_HOST. Ranks of
     /// different machines are never on one host.
     std::string host = {};
+    /// What this rank's communicators ask for. Only compared: rank 0 says on which ranks it differs.
+    communication_thread thread = communication_thread::automatic;
     /// Proves the job's secret, or encrypts with it: make_tcp_security (rendezvous/secure_channel.hpp), which needs OpenSSL.
     /// Used between hosts if there is a secret. If this is null, connections are neither authenticated nor encrypted.
     std::unique_ptr<tcp_security> (*security)(job_secret const& secret, bool encrypts) = nullptr;

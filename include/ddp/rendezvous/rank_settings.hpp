@@ -12,13 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include <ddp/comm/communication_thread.hpp>
 #include <ddp/comm/timing.hpp>
 #include <ddp/core/text.hpp>
 
 namespace ddp::detail {
 
 /// What is compared, in the order of the values, and what follows a value.
-inline constexpr std::array<std::pair<char const*, char const*>, 12> setting_names{
+inline constexpr std::array<std::pair<char const*, char const*>, 13> setting_names{
     {{"timing.heartbeat", " ms"},
      {"timing.suspect", " ms"},
      {"timing.dead", " ms"},
@@ -30,20 +31,21 @@ inline constexpr std::array<std::pair<char const*, char const*>, 12> setting_nam
      {"timing.join", " ms"},
      {"timing.shutdown", " ms"},
      {"TCP congestion control", ""},
-     {"path of messages within a host", ""}}};
+     {"path of messages within a host", ""},
+     {"communication thread", ""}}};
 
 /// The values, each with a comma behind it; no semicolon. Every rank receives those of all, so they are short.
 [[nodiscard, gnu::cold]] inline std::string rank_settings(timing const& times, std::string const& congestion,
-                                                          bool shares_memory) {
+                                                          bool shares_memory, communication_thread thread) {
     std::string text;
     timing::milliseconds const all[] = {times.heartbeat, times.suspect,     times.dead,    times.collective,
                                         times.straggler, times.end_of_file, times.verdict, times.handshake,
                                         times.join,      times.shutdown};
-    static_assert(sizeof(timing) == sizeof all && std::size(all) + 2 == setting_names.size(), "all are compared");
+    static_assert(sizeof(timing) == sizeof all && std::size(all) + 3 == setting_names.size(), "all are compared");
     for (timing::milliseconds const value : all) text += concat({value.count(), ","});
     std::string control = congestion.empty() ? "default" : printable(congestion, 16);
     std::ranges::replace_if(control, [](char c) { return c == ',' || c == ';'; }, '?');
-    return text + concat({control, ",", shares_memory ? "memory" : "TCP", ","});
+    return text + concat({control, ",", shares_memory ? "memory" : "TCP", ",", name_of(thread), ","});
 }
 
 /// Removes what stands before `separator` from `text`, and the separator, and returns it.

@@ -328,7 +328,8 @@ namespace detail {
         paths.exchange(store, j.size, until);
         store.stop_beating();
         detail::core_set cores = detail::cores_of_process();
-        std::string const own = detail::rank_settings(options.times, options.congestion, in_memory);
+        communication_thread const thread = detail::chosen_thread(options.thread, false);  // as over TCP
+        std::string const own = detail::rank_settings(options.times, options.congestion, in_memory, thread);
         store.put("done/" + number, detail::concat({cores.text(), ";", own, ";", paths.news()}), until);
         std::vector<std::string> settings(addresses.size());
         for (auto const& [key, value] : store.all("done/", static_cast<std::uint32_t>(j.size), until)) {

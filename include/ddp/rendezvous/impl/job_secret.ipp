@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include <ddp/core/error.hpp>
+#include <ddp/core/secret_bytes.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/rendezvous/environment.hpp>
 #include <ddp/rendezvous/job_secret.hpp>
@@ -24,9 +25,7 @@ namespace ddp {
 }
 
 [[gnu::cold]] DDP_DECL bool job_secret::matches(job_secret const& other) const noexcept {
-    std::byte volatile differs{};
-    for (std::size_t i = 0; i < bytes.size(); ++i) differs = differs | (bytes[i] ^ other.bytes[i]);
-    return differs == std::byte{};
+    return detail::same_secret(bytes, other.bytes);
 }
 
 [[gnu::cold]] DDP_DECL void job_secret::wipe() noexcept {

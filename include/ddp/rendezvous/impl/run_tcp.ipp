@@ -105,6 +105,7 @@ namespace detail {
         transport = connect_tcp(*found, tcp_options{.times = options.times,
                                                     .insecure = options.insecure,
                                                     .encrypt = options.encrypt,
+                                                    .thread = options.thread,
                                                     .security = security});
     } catch (rendezvous_error const& e) {
         rendezvous_error const told(detail::with_advice(*found, detail::text_without_code(e)));

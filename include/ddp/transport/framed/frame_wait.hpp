@@ -3,8 +3,10 @@
 #pragma once
 
 #include <poll.h>
+#include <time.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <memory>
@@ -96,7 +98,7 @@ private:
         }
         polls_[links.size()] = {bell_.descriptor(), POLLIN, 0};
         ::timespec const time{wait.count() / 1'000'000'000, wait.count() % 1'000'000'000};
-        ::ppoll(polls_.data(), links.size() + extra, &time, nullptr);
+        if (::ppoll(polls_.data(), links.size() + extra, &time, nullptr) < 0 && errno != EINTR) guess(wait);
         for (std::size_t i = 0; i < links.size(); ++i) {
             Link& l = *links[i];
             int const seen = polls_[i].revents;
@@ -105,6 +107,14 @@ private:
             if ((seen & (POLLOUT | POLLHUP | POLLERR)) != 0) l.blocked = false;
         }
         return polls_[links.size()].revents != 0;
+    }
+
+    /// Where the system polls nothing, as of more descriptors than the process may open by now (`ulimit -n`): waits a
+    /// millisecond, and then all of them are to be tried.
+    [[gnu::cold]] void guess(nanoseconds wait) noexcept {
+        ::timespec const time{0, std::min<long>(wait.count(), 1'000'000)};
+        ::nanosleep(&time, nullptr);
+        for (::pollfd& p : polls_) p.revents = p.fd < 0 ? short{0} : p.events;
     }
 
     doorbell bell_;

@@ -26,6 +26,7 @@
 #include <string_view>
 #include <system_error>
 
+#include <ddp/core/secret_bytes.hpp>
 #include <ddp/core/text.hpp>
 #include <ddp/transport/shm/memfd.hpp>
 #include <ddp/transport/shm/memory_limits.hpp>
@@ -33,6 +34,11 @@
 namespace ddp {
 
 namespace detail {
+
+/// What comes with the memory that is offered, and begins it.
+[[nodiscard, gnu::cold]] inline std::array<std::uint64_t, 2> secret_of(memory_offer const& offer) noexcept {
+    return {offer.where[2], offer.where[3]};
+}
 
 /// The abstract name of a socket, from 128 random bits.
 [[gnu::cold]] DDP_DECL ::socklen_t memfd_address(::sockaddr_un& to, std::uint64_t high, std::uint64_t low) noexcept {
@@ -187,7 +193,7 @@ namespace detail {
         std::memcpy(&one.descriptor, CMSG_DATA(header), sizeof one.descriptor);
         bool const known = got == static_cast<::ssize_t>(sizeof one.secret) &&
                            std::any_of(all.begin(), all.end(), [&](memory_offer const& offer) {
-                               return std::equal(one.secret.begin(), one.secret.end(), offer.where.begin() + 2);
+                               return detail::same_secret(one.secret, detail::secret_of(offer));
                            });
         bool kept = false;
         if (known) try {
@@ -202,7 +208,7 @@ namespace detail {
 [[gnu::cold]] DDP_DECL std::shared_ptr<std::byte> memfd_sharing::view(memory_offer const& peer) noexcept try {
     std::size_t const total = detail::memfd_bytes(peer.bytes);
     for (taken& one : taken_) {
-        if (one.descriptor < 0 || !std::equal(one.secret.begin(), one.secret.end(), peer.where.begin() + 2)) continue;
+        if (one.descriptor < 0 || !detail::same_secret(one.secret, detail::secret_of(peer))) continue;
         struct ::stat status{};
         int const seals = ::fcntl(one.descriptor, F_GET_SEALS);
         bool const sound = ::fstat(one.descriptor, &status) == 0 && seals >= 0 && (seals & F_SEAL_SHRINK) != 0 &&
@@ -218,7 +224,9 @@ namespace detail {
         ::close(std::exchange(one.descriptor, -1));
         if (at == nullptr) return nullptr;
         std::shared_ptr<std::byte> memory = detail::own_mapping(at, total);
-        return std::memcmp(at, one.secret.data(), sizeof one.secret) == 0 ? memory : nullptr;
+        std::array<std::uint64_t, 2> within{};
+        std::memcpy(within.data(), at, sizeof within);
+        return detail::same_secret(within, one.secret) ? memory : nullptr;
     }
     return nullptr;
 } catch (std::bad_alloc const&) {
