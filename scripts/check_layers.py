@@ -44,7 +44,7 @@ THIRD_PARTY = {
 }
 STANDS_ON = {"secure": "tcp"}  # a component that includes another
 STANDARD = r"[a-z_0-9]+"
-SYSTEM = r"(sys|arpa|net|netinet|linux)/[a-z_0-9]+\.h|(dirent|dlfcn|errno|fcntl|ifaddrs|netdb|poll|pthread|pwd|sched|signal|spawn|time|unistd)\.h"
+SYSTEM = r"(sys|arpa|net|netinet|linux)/[a-z_0-9]+\.h|(dirent|dlfcn|errno|fcntl|ifaddrs|netdb|poll|pthread|pwd|sched|signal|spawn|time|ulimit|unistd)\.h"
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
 # What stops at the first byte that differs tells by its time how many were right.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Every public header compiles alone, with what its component brings and nothing else: one that has an .ipp file with it, the others as
 # separate compilation leaves them; all of them together in the latter way,
-# and src/ddp.cpp, for AVX-512 too; and, with Clang, the benchmarks (tests: .ci/run's asan; examples and tools: scripts/tidy.sh). Needs scripts/setup.sh ci.
+# and src/ddp.cpp, for AVX-512 too; and, with Clang, the benchmarks, and tests that no other stage compiles with it (most: .ci/run's asan;
+# examples and tools: scripts/tidy.sh). Needs scripts/setup.sh ci.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${DDP_JOBS:-$(nproc)}
@@ -41,5 +42,8 @@ g++ -std=c++20 -O2 -march=$arch -c -Wall -Wextra -Werror -Iinclude -I/usr/includ
 optimized=(g++ -std=c++20 -O2 -march="$arch" -c -Wall -Wextra -Werror -Iinclude "${includes[@]}" -DDDP_SEPARATE_COMPILATION -DOMPI_SKIP_MPICXX)
 "${optimized[@]}" -o build/headers/every_header.o build/headers/every_header.cpp
 "${optimized[@]}" -DDDP_WITH_{TCP,SECURE,NN,GZIP,MPI} -o build/headers/ddp.o src/ddp.cpp
-find benchmarks -name '*.cpp' -print0 | xargs -0 -n 4 -P "$jobs" clang++-19 -std=c++20 -fsyntax-only \
-    "${warnings[@]}" -Iinclude "${includes[@]}" -DDDP_SEPARATE_COMPILATION -DOMPI_SKIP_MPICXX
+{
+    find benchmarks -name '*.cpp' -print0
+    printf 'tests/%s.cpp\0' {nn,train}/allocation_test train/same_bits_test adapter/separable_function_test docs/{snippets,docstring_examples}
+} | xargs -0 -n 4 -P "$jobs" clang++-19 -std=c++20 -fsyntax-only \
+    "${warnings[@]}" -Iinclude -Itests -I. "${includes[@]}" -DDDP_SEPARATE_COMPILATION -DOMPI_SKIP_MPICXX

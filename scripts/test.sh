@@ -9,7 +9,7 @@
 # cannot: asan what reads input and moves bytes, asan_training the rest but examples, pages, packages, messages, the fuzzers, Fashion-MNIST, the launchers and faults in processes,
 # models of other libraries, counted allocations and train/same_bits, with the middle of the rank counts over MPI; tsan the test files whose threads differ
 # (DDP_TEST_FILES), but for cases tagged same_threads (DDP_TEST_LEAVE_OUT), over MPI where ranks have some; clang what depends on an optimizer's choices (arithmetic), while both asan
-# compile all other tests with Clang.
+# compile most other tests with Clang.
 # Environment: DDP_JOBS (default: the cores), DDP_SETUP=skip, DDP_WERROR=ON, and DDP_SECOND_TRY=N: if at most N tests fail, and
 # none by a crash, a timeout or the report of a sanitizer or fuzzer, they run once more, alone. What passes only then is named in
 # build/PRESET/second_try.txt and in the last lines: such a test depends on the speed of the machine, or has found a rare

@@ -95,6 +95,32 @@ TEST_CASE("ranks whose constants of the network lead to different choices are re
     }
 }
 
+TEST_CASE("ranks whose choices differ for slices only are refused with these", "[collective][mismatch]") {
+    constexpr int ranks = 4;
+    automatic_allreduce const usual{.cost = network_cost{}};
+    automatic_allreduce odd;
+    std::size_t bytes = 0;
+    std::string mine, other;
+    for (std::size_t most = 4096; most <= std::size_t{1} << 20 && bytes == 0; most *= 2)
+        for (double message = 1; message < 1000 && bytes == 0; message *= 1.5) {
+            odd.cost = network_cost{.message = message};
+            mine = usual.choice_for_slices(most, ranks);
+            other = odd.choice_for_slices(most, ranks);
+            if (usual.choice(most, ranks) == std::string(odd.choice(most, ranks)) && mine != other) bytes = most;
+        }
+    REQUIRE(bytes != 0);
+    auto const by = [bytes](auto const& algorithm) -> call {
+        return [=](communicator& comm) {
+            std::vector<float> data(bytes / sizeof(float));
+            ddp::reduce_scatter(comm, data, algorithm);
+        };
+    };
+    std::string const begin = "reduce_scatter #1 of " + std::to_string(bytes / sizeof(float)) + " float (auto: ";
+    check_all_name(errors(ranks, by(usual), by(odd)), {begin + mine + ")", begin + other + ")"});
+    check_all_name(errors(ranks, by(any_allreduce(usual)), by(any_allreduce(odd))),
+                   {begin + mine + ")", begin + other + ")"});
+}
+
 TEST_CASE("ranks with different roots are refused", "[collective][mismatch]") {
     int const ranks = GENERATE(2, 3, 4);
     CAPTURE(ranks);

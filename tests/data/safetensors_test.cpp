@@ -464,7 +464,6 @@ TEST_CASE("a file is replaced whole or not at all", "[data]") {
     SECTION("a disk that is full") {
         struct rlimit before{};
         REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
-        auto const handler = std::signal(SIGXFSZ, SIG_IGN);
         struct rlimit const small{50'000, before.rlim_max};
         REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
         auto const got = test::catch_error([&] {
@@ -473,7 +472,6 @@ TEST_CASE("a file is replaced whole or not at all", "[data]") {
             file.commit();
         });
         ::setrlimit(RLIMIT_FSIZE, &before);
-        std::signal(SIGXFSZ, handler);
         REQUIRE(got.code == errc::file);
         REQUIRE(got.says("kept: cannot be written: File too large"));
         REQUIRE(content_of(path) == test::bytes{1, 2, 3});

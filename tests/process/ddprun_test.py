@@ -773,6 +773,39 @@ class Signals(unittest.TestCase):
         self.assertNotIn("passed that signal on", result.err)
 
 
+class System(unittest.TestCase):
+    """What the system refuses."""
+
+    @unittest.skipIf(shutil.which("strace") is None, "no strace (scripts/setup.sh tests)")
+    def test_a_system_without_close_range(self):
+        """Linux before 5.9, or a sandbox that does not know it."""
+        with Directory() as notes:
+            words = ["strace", "-f", "-qq", "-o", os.path.join(notes.path, "trace"), "-e", "trace=close_range",
+                     "-e", "inject=close_range:error=ENOSYS", DDPRUN, "-n", "2", *sh("echo here")]
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                       env=environment())
+            result = finish(process)
+            self.assertEqual((result.code, sorted(result.out.split("\n"))), (0, ["", "[0] here", "[1] here"]), result.err)
+            self.assertIn("ENOSYS", notes.note("trace"))
+
+    def test_a_limit_on_files(self):
+        """`ulimit -f`: a log that reaches it ends neither ddprun nor the job."""
+        with Directory() as notes:
+            script = 'ulimit -f 8; exec "$0" -n 2 --log-dir "$1" -- sh -c "head -c 30000 /dev/zero | tr \\\\0 x; echo; echo end"'
+            process = subprocess.Popen(["sh", "-c", script, DDPRUN, os.path.join(notes.path, "logs")], stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+            result = finish(process)
+            self.assertEqual(result.code, 125, result.err)
+            self.assertIn("File too large", result.err)
+            self.assertEqual([result.lines(rank)[-1] for rank in range(2)], ["end"] * 2, result.err)
+
+    @unittest.skipIf(shutil.which("flock") is None, "no flock")
+    def test_what_clears_old_files_leaves_the_flight_records_alone(self):
+        """systemd-tmpfiles does not touch a directory that is locked."""
+        result = run("-n", "1", *sh('flock -n -x "$DDP_FLIGHT_DIR" true && echo free || echo held'))
+        self.assertEqual(result.lines(0), ["held"], result.err)
+
+
 class Restarts(unittest.TestCase):
     SCRIPT = ("echo id $DDP_JOB_ID count $DDP_RESTART_COUNT; echo x >> $NOTES/tries$RANK;"
               " [ $(wc -l < $NOTES/tries$RANK) -ge $ENOUGH ] || [ $RANK = 0 ] || exit 9")
@@ -787,6 +820,9 @@ class Restarts(unittest.TestCase):
             names, attempts = zip(*(words[1].split("/") for words in said))
             self.assertEqual((len(set(names)), attempts), (1, ("0", "1", "2")), "ranks of two attempts never meet")
             self.assertIn("restart 2 of 4", result.err)
+        with Directory() as notes:
+            result = run("-n", "2", *sh(self.SCRIPT), env=notes.env(ENOUGH="1", DDP_JOB_ID="night run"))
+            self.assertRegex(result.lines(0)[0], r"^id night run/[0-9a-f]{8}/0 count")
         with Directory() as notes:  # by torchrun's variable, which the option overrides
             for words, enough, code in (([], "2", 0), (["--max-restarts=0"], "4", 9)):
                 result = run("-n", "2", *words, *sh(self.SCRIPT), env=notes.env(ENOUGH=enough, PET_MAX_RESTARTS="1"))

@@ -394,6 +394,19 @@ class Eavesdropping(BetweenHosts):
 
 
 class Network(BetweenHosts):
+    def test_a_rank_that_looks_for_rank_0_does_not_meet_itself(self):
+        """The system gives it the very port on which nobody listens yet: then it is connected to itself."""
+        few = "echo 40000 40007 > /proc/sys/net/ipv4/ip_local_port_range"
+        many = "echo 32768 60999 > /proc/sys/net/ipv4/ip_local_port_range"
+        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "40000"}
+        subprocess.run(self.hosts.command(0, "sh", "-c", few), check=True)
+        self.addCleanup(subprocess.run, self.hosts.command(0, "sh", "-c", many), check=True)
+        first = self.rank(0, 1, 2, [FAULT_PROGRAM], **there)
+        time.sleep(1.5 * SCALE)
+        ranks = [self.rank(0, 0, 2, [FAULT_PROGRAM], **there), first]
+        self.wait(ranks)
+        self.assertEqual([r.code for r in ranks], [0, 0], self.story(ranks))
+
     def job(self, where, *words):
         ranks = [self.rank(side, r, len(where), [FAULT_PROGRAM, *words], **self.secret) for r, side in enumerate(where)]
         for r in ranks:

@@ -150,6 +150,29 @@ class NoRoom(unittest.TestCase):
         self.on_one_of_two_hosts(60, "ulimit -v 194560", "MiB of address space for another rank's: Cannot allocate memory")
 
 
+@unittest.skipIf(shutil.which("strace") is None, "no strace (scripts/setup.sh tests)")
+class Interrupted(unittest.TestCase):
+    """Before Linux 6.10 a signal, such as a profiler's, undoes an allocation in a file of memory."""
+
+    def ends(self, when):
+        tracer = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fallocate", "-e", f"inject=fallocate:error=EINTR{when}"]
+        command = [FAULT_PROGRAM, "tensors=8", "elements=20000"]
+        with Job(2, command, {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}, without=[1]) as job:
+            job.command = tracer + command
+            job.start(1)
+            job.wait(30 * SCALE)
+            return job.story(), [r.code for r in job.ranks.values()], [line["memory"] for r in job.ranks.values() for line in r.said("done")]
+
+    def test_now_and_then(self):
+        story, codes, memory = self.ends(":when=1+3")
+        self.assertEqual((codes, memory), ([0, 0], ["shared", "shared"]), story)
+
+    def test_always(self):
+        story, codes, _ = self.ends("")
+        self.assertIn("Interrupted system call", story)
+        self.assertEqual(len(set(codes)), 1, story)
+
+
 class Struck(unittest.TestCase):
     """A rank is killed or stopped wherever memory of its host is in use: nothing is left of that, not even by the rank."""
 

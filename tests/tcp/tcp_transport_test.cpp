@@ -1,5 +1,6 @@
 #include <ddp/transport/framed/tcp.hpp>
 
+#include <netinet/tcp.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -144,6 +145,22 @@ TEST_CASE("a new checksum has seen no bytes, and its value does not depend on ho
     pieces.update(std::span(bytes).first(cut));
     pieces.update(std::span(bytes).subspan(cut));
     REQUIRE(pieces.value() == whole.value());
+}
+
+TEST_CASE("the kernel ends no connection before heartbeats would, and none of a job that is stopped as a whole",
+          "[tcp]") {
+    auto [a, b] = connected();
+    auto const limit = [](auto& of) {
+        unsigned milliseconds = 7;
+        ::socklen_t size = sizeof milliseconds;
+        ::getsockopt(of.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, &size);
+        return milliseconds;
+    };
+    CHECK(limit(a) == 0);
+    ddp::timing patient;
+    patient.dead = std::chrono::hours{1};
+    ddp::tune_connected(b.native_handle(), patient);
+    CHECK(limit(b) == 3'720'000);
 }
 
 TEST_CASE("every rank exchanges with every other over tcp, with and without early messages", "[tcp]") {

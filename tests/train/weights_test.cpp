@@ -422,7 +422,6 @@ TEST_CASE("what cannot be saved is the same error on every rank, the old file st
     std::ofstream(in(scratch)) << "old";
     struct rlimit before{};
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
-    auto const handler = std::signal(SIGXFSZ, SIG_IGN);
     struct rlimit const small{100, before.rlim_max};
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
     auto const texts = ranks_over(
@@ -437,7 +436,6 @@ TEST_CASE("what cannot be saved is the same error on every rank, the old file st
         },
         patient());
     ::setrlimit(RLIMIT_FSIZE, &before);
-    std::signal(SIGXFSZ, handler);
     std::string const begin = std::string("DDP-E301 file: ") + (ranks == 1 ? "" : "rank 0: ");
     REQUIRE(only(texts) == begin + in(scratch) + ": cannot be written: File too large\n" + begin +
                                in(scratch, "nowhere/kept") + ": cannot be created: No such file or directory");

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,7 +44,11 @@ public:
             return;
         }
         std::string name = std::filesystem::temp_directory_path(problem).string() + "/ddprun-XXXXXX";
-        if (!problem && ::mkdtemp(name.data()) != nullptr) path_ = name;
+        if (problem || ::mkdtemp(name.data()) == nullptr) return;
+        path_ = name;
+        held_ = unique_fd(::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        ::flock(held_.get(),
+                LOCK_SH);  // so that systemd-tmpfiles, which clears /tmp, leaves it alone for the whole job
     }
     flight_directory(flight_directory const&) = delete;
     flight_directory& operator=(flight_directory const&) = delete;
@@ -69,6 +74,7 @@ private:
 
     bool kept_;
     std::string path_, problem_;
+    unique_fd held_;
 };
 
 /// What a rank was doing when it failed, or when it wrote last.

@@ -72,7 +72,10 @@ public:
         pipe_ends ends = make_pipe();
         pid_ = ::fork();
         if (pid_ < 0) throw_errno("cannot start a process");
-        if (pid_ == 0) watch_over(ends.read.get(), mark_);
+        if (pid_ == 0) {
+            ends.write.reset();  // or it would never see the end of the orders
+            watch_over(ends.read.get(), mark_);
+        }
         orders_ = std::move(ends.write);
     }
     guardian(guardian const&) = delete;
@@ -106,11 +109,11 @@ private:
         int const nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
         for (int fd : {0, 1, 2}) ::dup2(nothing, fd);
         if (orders != 3) ::dup2(orders, 3);
-        ::close_range(4, ~0U, 0);
+        if (::close_range(4, ~0U, 0) != 0)  // before Linux 5.9, or where a sandbox does not know it
+            for (int fd = 4; fd < 1024; ++fd) ::close(fd);
         if (::chdir("/") != 0) ::_exit(1);
 
         std::vector<pid_t> groups;
-        bool over = false;  // ddprun itself has ended everything
         pid_t order = 0;
         for (;;) {
             ssize_t const n = ::read(3, &order, sizeof order);
@@ -118,9 +121,8 @@ private:
             if (n != sizeof order) break;
             if (order > 0) groups.push_back(order);
             if (order < 0) groups.erase(std::remove(groups.begin(), groups.end(), -order), groups.end());
-            over = over || order == 0;
+            if (order == 0) ::_exit(0);  // ddprun itself has ended everything
         }
-        if (over) ::_exit(0);
         for (pid_t const group : groups) ::kill(-group, SIGKILL);
         end_marked(mark);
         ::_exit(0);

@@ -613,13 +613,12 @@ private:
     job_surroundings all{with, signals, given};
     if (given) return job(all, 0).run();
     char const* const users = ::getenv("DDP_JOB_ID");
+    if (users != nullptr) all.name = users;
     if (with.nodes > 1) {  // launchers on several machines count alike, and have no other name in common
-        if (users != nullptr && *users != '\0')
-            all.name = users;
-        else if (with.max_restarts > 0)
-            all.name = "ddprun";
+        if (all.name.empty() && with.max_restarts > 0) all.name = "ddprun";
     } else {
         secret_bytes const random = random_secret();
+        if (!all.name.empty()) all.name += '/';
         for (std::size_t i = 0; i < 8; ++i) all.name += "0123456789abcdef"[random[i] % 16];
     }
     for (int attempt = 0;; ++attempt) {

@@ -8,9 +8,12 @@
 #include <string_view>
 #include <utility>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "posix.hpp"
 
 namespace ddprun {
 
@@ -21,6 +24,10 @@ public:
     explicit sink(int fd) : fd_(fd), terminal_(::isatty(fd) == 1) {
         struct stat info;
         if (::fstat(fd, &info) == 0) regular_ = S_ISREG(info.st_mode);
+        if (!terminal_) return;
+        own_ = unique_fd(
+            ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
+        if (own_) fd_ = own_.get();
     }
     sink(sink const&) = delete;
     sink& operator=(sink const&) = delete;
@@ -51,8 +58,8 @@ public:
         owner_ = open.empty() ? nullptr : owner;
     }
 
-    /// Writes what can be written without blocking: after POLLOUT a pipe takes PIPE_BUF bytes, and a terminal some.
-    /// (Making the descriptor non-blocking would do so for everybody who shares it, the user's shell too.)
+    /// Writes what can be written without blocking: after POLLOUT a pipe takes PIPE_BUF bytes. A terminal may take fewer, so it
+    /// is opened again. (Making the descriptor non-blocking would do so for everybody who shares it, the user's shell too.)
     void pump() {
         std::size_t written = 0;
         while (written < pending_.size()) {
@@ -86,6 +93,7 @@ private:
     }
 
     int fd_;
+    unique_fd own_;  // of a terminal
     bool terminal_;
     bool regular_ = false;
     int problem_ = 0;

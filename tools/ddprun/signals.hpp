@@ -14,7 +14,7 @@ namespace ddprun {
 /// What ddprun found when it was started and the ranks shall find again.
 struct signal_state {
     sigset_t mask;
-    struct sigaction pipe;
+    struct sigaction pipe, file_size;
 };
 
 class signal_source {
@@ -35,6 +35,7 @@ public:
         struct sigaction ignore = {};
         ignore.sa_handler = SIG_IGN;
         ::sigaction(SIGPIPE, &ignore, &before_.pipe);
+        ::sigaction(SIGXFSZ, &ignore, &before_.file_size);  // `ulimit -f`: write() says so
         fd_ = unique_fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
         if (!fd_) throw_errno("signalfd");
     }

@@ -154,6 +154,7 @@ struct start_order {
         ::dup2(err.write.get(), STDERR_FILENO);
         for (int const fd : order.inherited) ::fcntl(fd, F_SETFD, 0);
         ::sigaction(SIGPIPE, &outer.pipe, nullptr);
+        ::sigaction(SIGXFSZ, &outer.file_size, nullptr);
         ::sigprocmask(SIG_SETMASK, &outer.mask, nullptr);
         ::execvpe(argv[0], argv.data(), envp.data());
         int const code = errno;

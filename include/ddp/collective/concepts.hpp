@@ -43,7 +43,8 @@ struct reduction {
 ///  hash()                  a digest of options that matter for messages or sums: ranks compare it
 ///  check_group(group)      throws usage_error for ranks that the policy is not made for, before anything is sent
 ///  fitted_to(communicator)    the policy as it is used among these ranks: for one that chooses
-///  name_used(bytes, ranks)    what ranks compare and messages show in place of `name`
+///  name_used(bytes, ranks)    what ranks compare and messages show in place of `name`; with a third parameter, bool, which is
+///                             true for a reduction to slices, if the choice then is another
 template <class A, class T, class E>
 concept AllreduceOver = Transport<T> && Number<E> && requires(A self, lane<T> over, std::span<E> data) {
     { A::sum(self, over, data) } -> std::same_as<task<>>;
@@ -105,11 +106,11 @@ template <class A, class C>
 
 /// The name that ranks compare and messages show of a policy that adds up this many bytes, with its choice if it makes one.
 template <class A>
-[[nodiscard]] char const* name_used(A const& policy, [[maybe_unused]] std::size_t bytes,
-                                    [[maybe_unused]] int ranks) noexcept {
-    if constexpr (requires {
-                      { policy.name_used(bytes, ranks) } -> std::same_as<char const*>;
-                  })
+[[nodiscard]] char const* name_used(A const& policy, [[maybe_unused]] std::size_t bytes, [[maybe_unused]] int ranks,
+                                    [[maybe_unused]] bool to_slices = false) noexcept {
+    if constexpr (requires { policy.name_used(bytes, ranks, to_slices); })
+        return policy.name_used(bytes, ranks, to_slices);
+    else if constexpr (requires { policy.name_used(bytes, ranks); })
         return policy.name_used(bytes, ranks);
     else
         return policy.name;
@@ -118,14 +119,10 @@ template <class A>
 /// What ranks compare besides the name: a digest of the options that matter for this many bytes; 0 for a policy without any.
 template <class A>
 [[nodiscard]] std::uint64_t hash_used(A const& policy, [[maybe_unused]] std::size_t bytes, [[maybe_unused]] int ranks) {
-    if constexpr (requires {
-                      { policy.hash_used(bytes, ranks) } -> std::same_as<std::uint64_t>;
-                  })
+    if constexpr (requires { policy.hash_used(bytes, ranks); })
         return policy.hash_used(bytes, ranks);
-    else if constexpr (requires { policy.hash(); })
-        return static_cast<std::uint64_t>(policy.hash());
     else
-        return 0;
+        return hash_of(policy);
 }
 
 /// Throws usage_error if the policy was made for other ranks than these.

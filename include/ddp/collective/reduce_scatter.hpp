@@ -35,7 +35,7 @@ auto reduce_scatter_by(communicator<T> const& comm, std::span<E> data, std::vect
                                      .add(std::span<std::size_t const>(cuts))
                                      .add(hash_used(algorithm, data.size_bytes(), comm.size()))
                                      .value();
-    char const* const how = name_used(algorithm, data.size_bytes(), comm.size());
+    char const* const how = name_used(algorithm, data.size_bytes(), comm.size(), true);
     return How::run(
         comm, about<E>(name_by<"reduce_scatter", Op>, data.size(), how),
         [&](lane<T> over) {

@@ -87,6 +87,7 @@ void background_thread<T>::turn(time_point until) noexcept {
         scheduler_.pump();
     } catch (...) {
         scheduler_.fail(std::current_exception());
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // it may throw again at once
     }
 }
 template <Transport T>

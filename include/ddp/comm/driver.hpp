@@ -125,6 +125,15 @@ public:
         turn_of_caller const mine(*this);
         scheduler_.put_back(kept);
     }
+    /// Does it where nothing may be thrown. The next collective throws a comm_error again, and the next call anything else.
+    void quietly(auto const& what) noexcept {
+        try {
+            what();
+        } catch (comm_error const&) {
+        } catch (...) {
+            put_back(std::current_exception());
+        }
+    }
 
     /// Keeps memory until the transport is gone: MPI may touch what was posted even after a failure.
     /// From any thread.

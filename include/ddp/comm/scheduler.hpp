@@ -214,12 +214,12 @@ private:
             int const named = absent.empty() ? mine.peer : absent.front();
             patience_ =
                 std::max<nanoseconds>(times().straggler, std::min<nanoseconds>(2 * patience_, times().collective / 2));
-            std::fprintf(
-                stderr, "ddp: %s\n",
+            detail::print_if_ready(
+                "ddp: " +
                 detail::straggler_text(rank(), mine, absent, named, beats(named) ? transport_.mark_of(named) : mark{},
                                        times().collective, recorder() != nullptr && recorder()->answers_signal.load(),
-                                       peer_is_occupied(), process_of(transport_, named))
-                    .c_str());
+                                       peer_is_occupied(), process_of(transport_, named)) +
+                "\n");
         }
     }
     [[nodiscard]] int own_rank() const noexcept override { return transport_.rank(); }

@@ -128,6 +128,14 @@ struct named_setting {
 [[nodiscard]] std::string policy_words(std::string_view name, std::initializer_list<named_setting> settings);
 
 namespace detail {
+/// The hash of settings that must be the same on all ranks; 0 if there are none.
+template <class Thing>
+[[nodiscard]] std::uint64_t hash_of(Thing const& thing) {
+    if constexpr (requires { thing.hash(); })
+        return static_cast<std::uint64_t>(thing.hash());
+    else
+        return 0;
+}
 /// Empty where it has no hash_words().
 template <class Thing>
 [[nodiscard]] std::string hash_words_of(Thing const& thing) {

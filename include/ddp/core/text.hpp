@@ -59,6 +59,10 @@ private:
 /// A name from outside for an error message: in quotes, on one line, of bounded length.
 [[nodiscard]] std::string in_quotes(std::string_view name);
 
+/// Prints lines on stderr, at most 4,096 bytes, unless that might wait: for a reader that stands still, or for a program's thread
+/// that holds the stream. For threads that others wait for.
+void print_if_ready(std::string_view lines) noexcept;
+
 /// Whether all of `text` is valid UTF-8.
 [[nodiscard]] bool is_utf8(std::string_view text) noexcept;
 

@@ -33,6 +33,7 @@ private:
 
     std::string path_, temporary_;
     int descriptor_ = -1;
+    std::size_t written_ = 0;
     bool committed_ = false;
 };
 

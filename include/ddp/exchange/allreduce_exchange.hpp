@@ -27,12 +27,7 @@ struct allreduce_exchange {
     A algorithm = {};                   ///< how the addends are summed
     char const* name = algorithm.name;  ///< for messages
 
-    [[nodiscard]] std::uint64_t hash() const {
-        if constexpr (requires { algorithm.hash(); })
-            return static_cast<std::uint64_t>(algorithm.hash());
-        else
-            return 0;
-    }
+    [[nodiscard]] std::uint64_t hash() const { return detail::hash_of(algorithm); }
     [[nodiscard]] std::string hash_words() const { return detail::hash_words_of(algorithm); }
     void check_group(group const& ranks) const { detail::check_group(algorithm, ranks); }
     template <Element E>

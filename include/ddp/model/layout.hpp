@@ -17,6 +17,11 @@ namespace ddp {
 /// depend on buckets or slices, which are cut at block boundaries where an optimizer needs statistics.
 inline constexpr std::size_t statistics_block = 4096;
 
+namespace detail {
+/// Whether `numbers` are 0 to count - 1, each once, in any order.
+[[nodiscard]] bool names_each_once(std::span<std::size_t const> numbers, std::size_t count);
+}  // namespace detail
+
 /// A range of positions in an arena, in elements.
 struct arena_range {
     std::size_t begin = 0;  ///< the first

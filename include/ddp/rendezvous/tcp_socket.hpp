@@ -86,6 +86,14 @@ enum class io_end : std::uint8_t { ok, closed, late };
     int code = 0;
     ::socklen_t size = sizeof code;
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &size);
+    boost::system::error_code unbound, unconnected, ignored;
+    // Where nobody listens yet, a socket that happens to get that very port connects to itself, and holds it.
+    if (auto const here = socket.local_endpoint(unbound); code == 0 && !unbound)
+        if (here == socket.remote_endpoint(unconnected) && !unconnected) {
+            socket.set_option(boost::asio::socket_base::linger(true, 0), ignored);  // or the port is held for a minute
+            socket.close(ignored);
+            return boost::asio::error::connection_refused;
+        }
     return {code, boost::system::system_category()};
 }
 /// Connects, and waits until `until` at most; the error is then timed_out.

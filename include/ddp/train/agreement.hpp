@@ -34,21 +34,20 @@ namespace ddp::detail {
 
 /// One line for each parameter: what must be the same on all ranks.
 template <Element E>
-std::string describe(std::span<parameter<E> const> parameters) {
+[[gnu::cold]] std::string describe(std::span<parameter<E> const> parameters) {
     std::string text;
     auto const list = [&](std::vector<std::size_t> const& numbers) {
-        text += '[';
-        for (std::size_t k = 0; k < numbers.size(); ++k) text += (k == 0 ? "" : " x ") + std::to_string(numbers[k]);
-        text += ']';
+        for (std::size_t k = 0; k < numbers.size(); ++k) text += concat({k == 0 ? "[" : " x ", numbers[k]});
+        text += numbers.empty() ? "[]" : "]";
     };
     for (parameter<E> const& p : parameters) {
-        text += "'" + p.name + "' ";
+        text += concat({"'", p.name, "' "});
         list(p.shape);
         if (!p.strides.empty()) {
             text += " strides ";
             list(p.strides);
         }
-        text += std::is_same_v<E, float> ? " float\n" : " double\n";
+        text += concat({" ", element_name<E>, "\n"});
     }
     return text;
 }
@@ -104,15 +103,6 @@ using agenda_words = std::array<std::string, std::tuple_size_v<decltype(agenda::
 [[nodiscard]] inline std::string_view line_of(std::string_view lines, std::size_t k) {
     for (; k > 0; --k) lines.remove_prefix(std::min(lines.find('\n'), lines.size() - 1) + 1);
     return lines.substr(0, lines.find('\n'));
-}
-
-/// The hash of settings that must be the same on all ranks; 0 if there are none.
-template <class Thing>
-[[nodiscard]] std::uint64_t hash_of(Thing const& thing) {
-    if constexpr (requires { thing.hash(); })
-        return static_cast<std::uint64_t>(thing.hash());
-    else
-        return 0;
 }
 
 /// Removes the first part and the separator after it from `text`, and returns the part.
@@ -215,9 +205,9 @@ struct start_agreement {
 /// Compares what ranks are about to train. `buffers`: a description; `words`: one line each. Throws comm_error, the
 /// same on every rank, if they differ.
 template <Transport T, Element E>
-start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<E> const> parameters,
-                               std::string const& buffers, agenda mine, agenda_words const& words,
-                               trainer_names names) {
+[[gnu::cold]] start_agreement agree_on_start(communicator<T> const& comm, std::span<parameter<E> const> parameters,
+                                             std::string const& buffers, agenda mine, agenda_words const& words,
+                                             trainer_names names) {
     posted const text(comm, describe(parameters) + buffers);
     mine.parameters = digest().add(*text).value();
     mine.description = text->size();

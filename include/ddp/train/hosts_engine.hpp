@@ -56,8 +56,8 @@ class hosts_engine final : public memory_engine<T, E> {
     using base = memory_engine<T, E>;
 
 public:
-    hosts_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
-                 std::shared_ptr<shared_memory> memory)
+    [[gnu::cold]] hosts_engine(scheduler<T>& on, group& of, step_subject<E>&& subject, step_parts<T, E>&& parts,
+                               std::shared_ptr<shared_memory> memory)
         : base(on, of, std::move(subject), std::move(parts), std::move(memory)),
           role_(this->memory().hosts(), this->me()) {
         if (this->me() == 0) detail::warn_of_scattered_ranks(role_.trees);

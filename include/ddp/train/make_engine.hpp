@@ -55,9 +55,9 @@ struct engine_made {
 
 /// Collective. Takes `with.parts`. Nothing is sent for parameters i with frozen[i] != 0.
 template <Transport T, Element E>
-engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, training_options options,
-                              std::span<parameter<E> const> parameters, model_facts const& model,
-                              std::span<std::uint8_t const> frozen) {
+[[gnu::cold]] engine_made<T, E> make_engine(communicator<T>& comm, trainer_setup<T, E>& with, training_options options,
+                                            std::span<parameter<E> const> parameters, model_facts const& model,
+                                            std::span<std::uint8_t const> frozen) {
     std::vector<std::size_t> counts;
     for (parameter<E> const& p : parameters) counts.push_back(p.value.size());
     std::size_t const grain =

@@ -39,8 +39,8 @@ template <Transport T, Element E>
 class memory_engine : public step_engine<T, E> {
 public:
     /// Gradients and values of `subject` lie in this rank's part of `memory`, as arena puts them.
-    memory_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
-                  std::shared_ptr<shared_memory> memory)
+    [[gnu::cold]] memory_engine(scheduler<T>& on, group& of, step_subject<E>&& subject, step_parts<T, E>&& parts,
+                                std::shared_ptr<shared_memory> memory)
         : step_engine<T, E>(on, of, all_at_once(std::move(subject)), std::move(parts)), memory_(std::move(memory)) {
         std::size_t const bytes = arena<E>::half_bytes(this->values().size());
         for (std::size_t const r : memory_->here()) {
@@ -63,9 +63,9 @@ protected:
     static constexpr std::size_t stream_from_bytes = std::size_t{4} << 20;  ///< smaller models stay in the caches
 
     /// Nothing is posted for a bucket before it is full: there is nothing to bound.
-    static step_subject<E> all_at_once(step_subject<E> subject) {
+    static step_subject<E>&& all_at_once(step_subject<E>&& subject) {
         subject.options.buckets_in_flight = std::max<std::size_t>(1, subject.buckets.count());
-        return subject;
+        return std::move(subject);
     }
 
     // Phases of a bucket's messages. The squares of the norm take another.

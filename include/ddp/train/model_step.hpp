@@ -33,7 +33,7 @@ class model_step {
 public:
     using element = element_of<M>;
 
-    model_step(M& model, communicator<T> const& comm, trainer_setup<T, element> with)
+    [[gnu::cold]] model_step(M& model, communicator<T> const& comm, trainer_setup<T, element>&& with)
         : replica_(model),
           core_(comm, std::move(with), replica_.parameters(),
                 {hash_of(model), hash_words_of(model), ready_releases<M> && ddp::replica<M>::bound,
@@ -165,12 +165,7 @@ public:
         });
     }
     void settle_quietly() noexcept {
-        try {
-            settle();
-        } catch (comm_error const&) {  // as in trainer_core
-        } catch (...) {
-            core_.comm().driver()->put_back(std::current_exception());
-        }
+        core_.comm().driver()->quietly([&] { settle(); });
     }
     /// Of the bits that all ranks hold between steps.
     [[nodiscard]] std::uint64_t digest_of_replica() {

@@ -18,8 +18,9 @@ namespace ddp::detail {
 
 /// Slices of ranks are cut at multiples of `grain` elements of a parameter.
 template <Element E>
-exchange_plan<E> plan_exchange(layout const& where, bucket_map const& buckets, std::span<parameter<E> const> parameters,
-                               int rank, int ranks, bool sharded, std::size_t grain) {
+[[gnu::cold]] exchange_plan<E> plan_exchange(layout const& where, bucket_map const& buckets,
+                                             std::span<parameter<E> const> parameters, int rank, int ranks,
+                                             bool sharded, std::size_t grain) {
     exchange_plan<E> plan{.rank = rank, .ranks = ranks, .sharded = sharded, .parameters = {}, .buckets = {}};
     for (parameter<E> const& p : parameters) plan.parameters.push_back({p.name, p.shape});
     for (std::size_t b = 0; b < buckets.count(); ++b) {
@@ -45,7 +46,8 @@ struct block_cuts {
 };
 /// By bucket, for slices that are cut where blocks begin.
 template <Element E>
-std::vector<block_cuts> cut_in_blocks(layout const& where, bucket_map const& buckets, exchange_plan<E> const& plan) {
+[[gnu::cold]] std::vector<block_cuts> cut_in_blocks(layout const& where, bucket_map const& buckets,
+                                                    exchange_plan<E> const& plan) {
     std::vector<block_cuts> all;
     for (std::size_t b = 0; b < buckets.count(); ++b) {
         block_cuts& one = all.emplace_back();

@@ -110,7 +110,8 @@ public:
 
 protected:
     /// Among the ranks of `of`, which outlives the cycle.
-    step_cycle(scheduler<T>& on, group& of, step_subject<E> subject, std::shared_ptr<detail::step_messages> messages);
+    [[gnu::cold]] step_cycle(scheduler<T>& on, group& of, step_subject<E>&& subject,
+                             std::shared_ptr<detail::step_messages> messages);
 
     // For a derived class to implement.
 
@@ -248,7 +249,7 @@ private:
 // Made of
 
 template <Transport T, Element E>
-step_cycle<T, E>::step_cycle(scheduler<T>& on, group& of, step_subject<E> subject,
+step_cycle<T, E>::step_cycle(scheduler<T>& on, group& of, step_subject<E>&& subject,
                              std::shared_ptr<detail::step_messages> messages)
     : on_(on),
       of_(of),

@@ -43,7 +43,7 @@ public:
     using cycle::skipped, cycle::updates, cycle::weight;
 
     /// Among the ranks of `of`, which outlives the engine.
-    step_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts)
+    [[gnu::cold]] step_engine(scheduler<T>& on, group& of, step_subject<E>&& subject, step_parts<T, E>&& parts)
         : step_engine(on, of, std::move(subject), std::move(parts), std::make_shared<posted_parts>()) {}
 
     /// Cuts inside a parameter fall on multiples of this many elements.
@@ -137,8 +137,8 @@ private:
         detail::gradient_norm value_norms, direction_norms;  // of each parameter, for the optimizer
     };
 
-    step_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
-                std::shared_ptr<posted_parts> messages);
+    [[gnu::cold]] step_engine(scheduler<T>& on, group& of, step_subject<E>&& subject, step_parts<T, E>&& parts,
+                              std::shared_ptr<posted_parts> messages);
 
     void step_begins() override;
     void step_ended() override {
@@ -185,7 +185,7 @@ private:
 // Made of
 
 template <Transport T, Element E>
-step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E> subject, step_parts<T, E> parts,
+step_engine<T, E>::step_engine(scheduler<T>& on, group& of, step_subject<E>&& subject, step_parts<T, E>&& parts,
                                std::shared_ptr<posted_parts> messages)
     : cycle(on, of, std::move(subject), messages),
       stepper_(std::move(parts.optimizer), where(), this->parameters()),

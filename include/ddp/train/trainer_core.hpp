@@ -58,8 +58,8 @@ template <Transport T, Element E>
 class trainer_core {
 public:
     /// Collective. The arena has rank 0's values then. `parameters` outlive this.
-    trainer_core(communicator<T> const& comm, trainer_setup<T, E> with, std::span<parameter<E> const> parameters,
-                 model_facts const& model);
+    [[gnu::cold]] trainer_core(communicator<T> const& comm, trainer_setup<T, E>&& with,
+                               std::span<parameter<E> const> parameters, model_facts const& model);
     ~trainer_core() { detach(); }
     trainer_core(trainer_core const&) = delete;
     trainer_core& operator=(trainer_core const&) = delete;
@@ -89,12 +89,7 @@ public:
     }
     /// The same if the job may have failed: engine().torn() says whether values are torn.
     void settle_quietly() noexcept {
-        try {
-            settle();
-        } catch (comm_error const&) {  // the next collective throws it too
-        } catch (...) {
-            comm_.driver()->put_back(std::current_exception());
-        }
+        comm_.driver()->quietly([&] { settle(); });
     }
     /// Waits until the values of parameter i have arrived.
     void need(std::size_t i) {
@@ -182,7 +177,7 @@ public:
     void detach() noexcept;
 
 private:
-    void start_engine(trainer_setup<T, E>& with, model_facts const& model);
+    [[gnu::cold]] void start_engine(trainer_setup<T, E>& with, model_facts const& model);
     void leave_step() noexcept {
         begun_ = false;
         engine_->end();
@@ -214,7 +209,7 @@ private:
 };
 
 template <Transport T, Element E>
-trainer_core<T, E>::trainer_core(communicator<T> const& comm, trainer_setup<T, E> with,
+trainer_core<T, E>::trainer_core(communicator<T> const& comm, trainer_setup<T, E>&& with,
                                  std::span<parameter<E> const> parameters, model_facts const& model)
     : comm_(comm),
       options_(std::move(with.options)),
@@ -360,12 +355,7 @@ void trainer_core<T, E>::report_nonfinite() {
 template <Transport T, Element E>
 void trainer_core<T, E>::wait_for_verdict() const noexcept {
     if (!shared_) return;
-    try {
-        comm_.check();
-    } catch (comm_error const&) {  // the next collective throws it too
-    } catch (...) {                // or this is a hook, where nothing can be waited for
-        comm_.driver()->put_back(std::current_exception());
-    }
+    comm_.driver()->quietly([&] { comm_.check(); });  // also in a hook, where nothing can be waited for
     keep_values();
 }
 

@@ -13,6 +13,7 @@
 #include <ddp/comm/host.hpp>
 #include <ddp/comm/shared_memory.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/core/interface.hpp>
 #include <ddp/core/separate.hpp>
 
 namespace ddp {
@@ -24,10 +25,8 @@ namespace ddp {
 class any_transport {
 public:
     template <Transport T>
-    explicit any_transport(std::unique_ptr<T> held) : held_(std::make_unique<model<T>>(std::move(held))) {
-        rank_ = held_->rank();
-        size_ = held_->size();
-    }
+    explicit any_transport(std::unique_ptr<T> held)
+        : rank_(held->rank()), size_(held->size()), held_(std::make_unique<model<T>>(std::move(held))) {}
 
     /// The transport that it holds, if that is a T; otherwise null.
     template <Transport T>
@@ -66,13 +65,7 @@ public:
     [[nodiscard]] time_point last_heard(int peer) const { return held_->last_heard(peer); }
 
 private:
-    struct interface {
-        interface() = default;
-        interface(interface const&) = delete;
-        interface& operator=(interface const&) = delete;
-        virtual ~interface() = default;
-        virtual int rank() const = 0;
-        virtual int size() const = 0;
+    struct interface : detail::interface {
         virtual std::string_view name() const = 0;
         virtual void post_send(int, tag const&, const_bytes, completion&) = 0;
         virtual void post_receive(int, tag const&, mutable_bytes, completion&) = 0;
@@ -98,8 +91,6 @@ private:
     template <Transport T>
     struct model final : interface {
         explicit model(std::unique_ptr<T> held) : of(std::move(held)) {}
-        int rank() const override { return of->rank(); }
-        int size() const override { return of->size(); }
         std::string_view name() const override {
             if constexpr (requires { T::name; })
                 return T::name;
@@ -172,9 +163,8 @@ private:
         std::unique_ptr<T> of;
     };
 
+    int rank_, size_;
     std::unique_ptr<interface> held_;
-    int rank_ = 0;
-    int size_ = 0;
 };
 static_assert(WatchfulTransport<any_transport> && TimedTransport<any_transport> && SharingTransport<any_transport> &&
               PathTransport<any_transport>);

@@ -65,9 +65,9 @@ public:
         return held == nullptr ? *this : any_allreduce(held->fitted_to(comm));
     }
     /// See automatic_allreduce; the others have a name only.
-    [[nodiscard]] char const* name_used(std::size_t bytes, int ranks) const noexcept {
+    [[nodiscard]] char const* name_used(std::size_t bytes, int ranks, bool to_slices = false) const noexcept {
         auto const* const held = std::get_if<automatic_allreduce>(&held_);
-        return held == nullptr ? name : held->name_used(bytes, ranks);
+        return held == nullptr ? name : held->name_used(bytes, ranks, to_slices);
     }
     [[nodiscard]] std::uint64_t hash_used(std::size_t bytes, int ranks) const {
         return std::visit([&](auto const& held) { return detail::hash_used(held, bytes, ranks); }, held_);
@@ -80,14 +80,7 @@ public:
         return std::visit([&](auto const& held) { return held.everywhere(bytes, ranks); }, held_);
     }
     [[nodiscard]] std::uint64_t hash() const {
-        return std::visit(
-            [](auto const& held) {
-                if constexpr (requires { held.hash(); })
-                    return held.hash();
-                else
-                    return std::uint64_t{0};
-            },
-            held_);
+        return std::visit([](auto const& held) { return detail::hash_of(held); }, held_);
     }
     [[nodiscard]] std::string hash_words() const {
         return std::visit([](auto const& held) { return detail::hash_words_of(held); }, held_);

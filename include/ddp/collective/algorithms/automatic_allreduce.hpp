@@ -44,11 +44,11 @@ struct automatic_allreduce {
     }
     /// The same for reduce_scatter and for a trainer's buckets, which are reduced to slices and gathered from them.
     [[nodiscard]] char const* choice_for_slices(std::size_t bytes, int ranks) const noexcept {
-        return name_of(chosen(bytes, ranks, true)) + 6;
+        return name_used(bytes, ranks, true) + 6;
     }
     /// The choice as messages show it and ranks compare it: "auto: direct".
-    [[nodiscard]] char const* name_used(std::size_t bytes, int ranks) const noexcept {
-        return name_of(chosen(bytes, ranks));
+    [[nodiscard]] char const* name_used(std::size_t bytes, int ranks, bool to_slices = false) const noexcept {
+        return name_of(chosen(bytes, ranks, to_slices));
     }
     /// The choices and their options, as a digest. Ranks compare it.
     [[nodiscard]] std::uint64_t hash_used(std::size_t bytes, int ranks) const noexcept {

@@ -2,6 +2,9 @@
 /// What core/text.hpp declares.
 #pragma once
 
+#include <sys/select.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
@@ -32,6 +35,15 @@ namespace ddp::detail {
     std::string text;
     for (text_piece const& piece : pieces) piece.append_to(text);
     return text;
+}
+
+[[gnu::cold]] DDP_DECL void print_if_ready(std::string_view lines) noexcept {
+    ::fd_set ready{};
+    FD_SET(STDERR_FILENO, &ready);
+    ::timeval now{};
+    if (lines.empty() || ::select(STDERR_FILENO + 1, nullptr, &ready, nullptr, &now) != 1) return;
+    std::size_t const most = 4096;  // as many as a pipe that is ready takes at least
+    [[maybe_unused]] auto const written = ::write(STDERR_FILENO, lines.data(), std::min(lines.size(), most));
 }
 
 [[gnu::cold]] DDP_DECL std::string decimal(double number) {

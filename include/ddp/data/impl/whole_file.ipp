@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <ulimit.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,6 +40,11 @@ namespace ddp {
 }
 
 DDP_DECL void whole_file::write(const_bytes bytes) {
+    written_ += bytes.size();
+    // A write beyond `ulimit -f` would end the process.
+    if (long const blocks = ::ulimit(UL_GETFSIZE);
+        blocks >= 0 && (written_ + 511) / 512 > static_cast<unsigned long>(blocks))
+        fail("cannot be written", EFBIG);
     while (!bytes.empty()) {
         ssize_t const count = ::write(descriptor_, bytes.data(), std::min(bytes.size(), std::size_t{1} << 30));
         if (count < 0 && errno == EINTR) continue;

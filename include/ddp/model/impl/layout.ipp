@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -11,8 +13,15 @@
 
 namespace ddp {
 
-DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t> order, std::size_t element_bytes,
-                        parameter_placement placed)
+[[gnu::cold]] DDP_DECL bool detail::names_each_once(std::span<std::size_t const> numbers, std::size_t count) {
+    std::vector<std::uint8_t> named(count);
+    for (std::size_t const n : numbers)
+        if (n >= count || std::exchange(named[n], std::uint8_t{1}) != 0) return false;
+    return numbers.size() == count;
+}
+
+[[gnu::cold]] DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t> order,
+                                      std::size_t element_bytes, parameter_placement placed)
     : counts_(std::move(counts)),
       order_(std::move(order)),
       begins_(counts_.size()),
@@ -22,11 +31,8 @@ DDP_DECL layout::layout(std::vector<std::size_t> counts, std::vector<std::size_t
         order_.resize(counts_.size());
         for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = i;
     }
-    std::vector<std::size_t> sorted = order_;
-    std::sort(sorted.begin(), sorted.end());
-    for (std::size_t i = 0; i < sorted.size(); ++i)
-        DDP_EXPECTS(sorted.size() == counts_.size() && sorted[i] == i,
-                    "a bucket plan's order must name every parameter exactly once");
+    DDP_EXPECTS(detail::names_each_once(order_, counts_.size()),
+                "a bucket plan's order must name every parameter exactly once");
     DDP_EXPECTS(
         placed == parameter_placement::aligned || std::is_sorted(order_.begin(), order_.end()),
         "the model is `contiguous`: its parameters lie as it lists them, so neither a bucket policy nor frozen "

@@ -38,7 +38,8 @@ DDP_DECL bucket_plan size_capped_buckets::plan(bucket_request const& request) co
 
 namespace detail {
 
-DDP_DECL bucket_map::bucket_map(bucket_plan const& plan, layout const& where, std::size_t grain) : bounds_{0} {
+[[gnu::cold]] DDP_DECL bucket_map::bucket_map(bucket_plan const& plan, layout const& where, std::size_t grain)
+    : bounds_{0} {
     for (bucket_cut const& cut : plan.cuts) {
         DDP_EXPECTS(cut.position < where.parameters(), "a bucket plan cuts after the last parameter");
         std::size_t const i = where.order()[cut.position];
@@ -51,10 +52,7 @@ DDP_DECL bucket_map::bucket_map(bucket_plan const& plan, layout const& where, st
     launch_ = plan.launch;
     if (launch_.empty())
         for (std::size_t b = count(); b-- > 0;) launch_.push_back(b);
-    std::vector<std::size_t> sorted = launch_;
-    std::sort(sorted.begin(), sorted.end());
-    for (std::size_t b = 0; b < sorted.size(); ++b)
-        DDP_EXPECTS(sorted.size() == count() && sorted[b] == b, "a bucket plan launches every bucket exactly once");
+    DDP_EXPECTS(names_each_once(launch_, count()), "a bucket plan launches every bucket exactly once");
     touches_.resize(where.parameters());
     members_.resize(count());
     for (std::size_t b = 0; b < count(); ++b)

@@ -12,8 +12,8 @@
 
 namespace ddp::detail {
 
-DDP_DECL bucket_plan plan_apart(planner const& buckets, bucket_request const& request,
-                                std::span<std::uint8_t const> marks) {
+[[gnu::cold]] DDP_DECL bucket_plan plan_apart(planner const& buckets, bucket_request const& request,
+                                              std::span<std::uint8_t const> marks) {
     std::vector<std::size_t> parts[2], counts[2];  // not marked, marked
     for (std::size_t i = 0; i < request.counts.size(); ++i) {
         std::size_t const part = marks[i] != 0 ? 1 : 0;

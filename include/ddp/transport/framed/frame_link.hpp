@@ -174,7 +174,7 @@ void name_suspects(auto const& links, auto const& watched, int rank, time_point 
         if (rank == (l->peer == 0 ? 1 : 0) && watched(*l))
             if (std::string const line = l->becomes_suspect(rank, at, times); !line.empty() && most-- > 0)
                 lines += line;
-    if (!lines.empty()) std::fputs(lines.c_str(), stderr);
+    detail::print_if_ready(lines);
 }
 
 }  // namespace ddp

@@ -98,13 +98,15 @@ private:
         }
         polls_[links.size()] = {bell_.descriptor(), POLLIN, 0};
         ::timespec const time{wait.count() / 1'000'000'000, wait.count() % 1'000'000'000};
-        if (::ppoll(polls_.data(), links.size() + extra, &time, nullptr) < 0 && errno != EINTR) guess(wait);
+        int const ready = ::ppoll(polls_.data(), links.size() + extra, &time, nullptr);
+        bool const closed = (polls_[links.size()].revents & POLLNVAL) != 0;  // by the program: the bell
+        if ((ready < 0 && errno != EINTR) || closed) guess(wait);
         for (std::size_t i = 0; i < links.size(); ++i) {
             Link& l = *links[i];
             int const seen = polls_[i].revents;
             if constexpr (requires { l.stream.woken(true); }) l.stream.woken(seen != 0);
-            l.readable = (seen & (POLLIN | POLLHUP | POLLERR)) != 0 || l.buffered();
-            if ((seen & (POLLOUT | POLLHUP | POLLERR)) != 0) l.blocked = false;
+            l.readable = (seen & (POLLIN | POLLHUP | POLLERR | POLLNVAL)) != 0 || l.buffered();
+            if ((seen & (POLLOUT | POLLHUP | POLLERR | POLLNVAL)) != 0) l.blocked = false;
         }
         return polls_[links.size()].revents != 0;
     }

@@ -76,15 +76,17 @@ static_assert(Checksum<xxh3_checksum>);
 inline void tune_unconnected(int fd) noexcept {
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
-/// Sets options of a connected socket. Heartbeats detect silence; the user timeout only ends connections that are never closed.
-/// It is far above `dead`, because the kernel counts time in which a whole job is stopped (Ctrl-Z, a sleeping machine), which
-/// heartbeats do not.
+/// Sets options of a connected socket. Heartbeats detect silence. There is a user timeout only where they allow more of it than
+/// the kernel does by itself (about 15 minutes without an acknowledgement): with one, the kernel also ends the connection to
+/// a process that it has seen stopped for that long, although a job that is stopped as a whole (Ctrl-Z) may go on.
 inline void tune_connected(int fd, timing const& times) noexcept {
     int const on = 1;
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    unsigned const limit = static_cast<unsigned>((times.dead + times.collective).count());
-    ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
+    if (times.dead > std::chrono::minutes(10)) {
+        unsigned const limit = static_cast<unsigned>((times.dead + times.collective).count());
+        ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
+    }
     ::setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on,
                  sizeof on);  // heartbeats come back soon after an outage
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);

@@ -125,18 +125,21 @@ namespace detail {
 
     // In steps, each after a check of what is left: beyond a cgroup's limit no call fails, but the kernel kills.
     detail::memory_limits const limits;
-    for (std::size_t done = 0; done < total;) {
+    for (std::size_t done = 0, most_at_once = total, interrupted = 0; done < total;) {
         detail::memory_limits::room const left = limits.left();
         if (!detail::memory_limits::fits(left, total - done))
             throw std::runtime_error(detail::concat(
                 {size, ": ", mib(total - done), " are missing and ", left.bytes >> 20, " left (", left.limit, ")"}));
-        std::size_t const step = detail::memory_limits::step(left, total - done);
-        int problem = EINTR;
-        while (problem == EINTR)
-            problem = ::posix_fallocate(memory_, static_cast<::off_t>(done), static_cast<::off_t>(step));
+        std::size_t const step = std::min(detail::memory_limits::step(left, total - done), most_at_once);
+        int const problem = ::posix_fallocate(memory_, static_cast<::off_t>(done), static_cast<::off_t>(step));
         errno = problem;
-        if (problem != 0) no_room(size);
-        done += step;
+        // Before Linux 6.10 a signal undoes all of it, and a profiler sends one every few milliseconds.
+        if (problem == EINTR && ++interrupted < 1000)
+            most_at_once = std::max(step / 2, detail::memfd_bytes(0));
+        else if (problem != 0)
+            no_room(size);
+        else
+            done += step;
     }
     if (::fcntl(memory_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return refuse("F_ADD_SEALS");
     own_ = detail::map_memfd(memory_, total, true);
