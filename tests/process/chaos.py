@@ -504,7 +504,7 @@ def chosen_rows(text):
 def cases_of(row, sizes, seed, injections, only=None, in_full=False):
     """(ranks, number): the same share for each number of ranks that the row can have."""
     sizes = [s for s in sizes if plan_of(row, s, seed, 0) is not None]
-    wanted = max(1, round(injections * (1 if in_full else row.share)))
+    wanted = max(1, round(injections * (1 if in_full and row.share > 0.05 else row.share)))  # of 23g, 200 would take two hours
     cases, made = [], 0
     if only is not None:
         return [(size, only) for size in sizes]
