@@ -28,6 +28,15 @@ struct releasing : model {
     static constexpr bool ready_releases = true;
 };
 
+template <class E>
+struct one_tensor {
+    using element = E;
+    std::vector<E> value = std::vector<E>(6), gradient = std::vector<E>(6);
+    std::vector<parameter<E>> parameters() { return {{"a", {2, 3}, value, gradient}}; }
+    double forward(numbers const& /*batch*/) { return 0; }
+    void backward(pass<E> /*how*/, auto const& ready) { ready(std::size_t{0}); }
+};
+
 /// Everything that ranks agree about.
 struct setup {
     std::vector<model::part> parts = {{"a", {2, 3}}, {"b", {4}}, {"c", {6}}};
@@ -82,6 +91,30 @@ TEST_CASE("models that differ are refused on every rank, with the first paramete
     expect_refusal(culprit, [](setup& s) { s.parts[0].shape = {3, 2}; }, {"parameter #0", "[2 x 3]", "[3 x 2]"});
     expect_refusal(culprit, [](setup& s) { s.parts[1].shape = {5}; }, {"parameter #1", "[4]", "[5]"});
     expect_refusal(culprit, [](setup& s) { s.parts[0].strides = {1, 2}; }, {"parameter #0", "strides [1 x 2]"});
+}
+
+TEST_CASE("ranks whose elements have another type are refused", "[train]") {
+    int const culprit = GENERATE(0, 1, 2);
+    for (bool const shares : {false, true}) {
+        CAPTURE(culprit, shares);
+        auto const all = errors_of_ranks(
+            3,
+            [&](auto& comm) {
+                auto const make = [&]<class E>(E) {
+                    one_tensor<E> net;
+                    data_parallel trainer{net, sgd{.lr = 1}, comm, training_options{.share_memory = shares}};
+                };
+                comm.rank() == culprit ? make(float{}) : make(double{});
+            },
+            patient());
+        std::string const zero = culprit == 0 ? "float" : "double", other = culprit == 0 ? "double" : "float";
+        for (std::string const& one : all) {
+            CAPTURE(one);
+            CHECK(one.find("DDP-E102 model differs: rank " + std::to_string(culprit == 0 ? 1 : culprit) +
+                           " differs from rank 0: parameter #0 is 'a' [2 x 3] " + zero + " on rank 0 and 'a' [2 x 3] " +
+                           other + " on rank ") == 0);
+        }
+    }
 }
 
 TEST_CASE("a difference at the end of a long list of parameters is found", "[train]") {
