@@ -180,11 +180,10 @@ inline void declare(CLI::App& app, command_line& to) {
     app.footer(
         "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,\n"
         "MASTER_PORT, DDP_JOB_ID, DDP_FLIGHT_DIR, DDP_SECRET_FD (a secret of the job;\n"
-        "not with --nnodes or DDP_SECRET_FILE) and, unless it is set, OMP_NUM_THREADS,\n"
-        "its share of the cores. Rank 0 also gets DDP_LISTEN_FD, a socket that listens\n"
-        "on MASTER_PORT; DDP_TTY=1 and COLUMNS if stdout is a terminal; and stdin, unless\n"
-        "that is one. After a failure the others get SIGTERM when the grace is over,\n"
-        "SIGKILL one second later.\n"
+        "not with --nnodes or DDP_SECRET_FILE) and, unless set, OMP_NUM_THREADS. Rank 0\n"
+        "also gets DDP_LISTEN_FD, a socket that listens on MASTER_PORT; DDP_TTY=1 and\n"
+        "COLUMNS if stdout is a terminal; and stdin, unless that is one. After a failure\n"
+        "the others get SIGTERM when the grace is over, SIGKILL one second later.\n"
         "SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 are passed on to all ranks;\n"
         "a second SIGINT kills them; after SIGUSR2 what each rank is doing is printed\n"
         "(a rank that does not handle SIGUSR2 is not sent it). Nothing that a rank has\n"
@@ -192,8 +191,7 @@ inline void declare(CLI::App& app, command_line& to) {
         "\n"
         "Exit status: of the rank that failed first (128 + N for signal N), 0 if none\n"
         "did; 75 if all ranks ended with it: the job can be resumed, and is not started\n"
-        "again; 2 bad options; 125 ddprun's own trouble, or output that could not be\n"
-        "written; 126, 127 program cannot be run.");
+        "again; 2 bad options; 125 ddprun's trouble, lost output; 126, 127 no program.");
 }
 
 /// The options among `words`, each as one word "--name=value", up to the program or "--"; `at` is where that is. Its
