@@ -156,7 +156,7 @@ class Interrupted(unittest.TestCase):
 
     def ends(self, when):
         tracer = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fallocate", "-e", f"inject=fallocate:error=EINTR{when}"]
-        command = [FAULT_PROGRAM, "tensors=8", "elements=20000"]
+        command = [FAULT_PROGRAM, "tensors=8", "elements=20000", "handshake=5000"]
         with Job(2, command, {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}, without=[1]) as job:
             job.command = tracer + command
             job.start(1)
@@ -360,7 +360,7 @@ class Hosts(unittest.TestCase):
         for rank, text in done.items():
             here = hosts.count(hosts[int(rank)])
             alone = "memory" if here == 1 and inside == "sockets" else inside  # nothing to send
-            self.assertRegex(text, rf"memory={memory} messages={messages} here={here} host_messages={alone}$")
+            self.assertRegex(text, rf"memory={memory} messages={messages} here={here} host_messages={alone} processor=\d+$")
         digests = set(re.findall(r"digest=(\w+)", out))
         self.assertEqual(len(digests), 1, out)
         return digests.pop()

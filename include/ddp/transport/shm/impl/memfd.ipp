@@ -134,12 +134,14 @@ namespace detail {
         int const problem = ::posix_fallocate(memory_, static_cast<::off_t>(done), static_cast<::off_t>(step));
         errno = problem;
         // Before Linux 6.10 a signal undoes all of it, and a profiler sends one every few milliseconds.
-        if (problem == EINTR && ++interrupted < 1000)
+        if (problem == EINTR && ++interrupted < 100)
             most_at_once = std::max(step / 2, detail::memfd_bytes(0));
         else if (problem != 0)
             no_room(size);
-        else
+        else {
             done += step;
+            interrupted = 0;
+        }
     }
     if (::fcntl(memory_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return refuse("F_ADD_SEALS");
     own_ = detail::map_memfd(memory_, total, true);
