@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Faults at drawn moments of real jobs, so many of each row of the fault matrix (200 by default), and the table of what came
 # of them (docs/faults.md). About 40 minutes on two cores for 200. Of rows that take long, and of those over MPI, a tenth to a half
-# as many are made; with --in-full as many as of the others, which takes three to four hours.
+# as many are made; with --in-full as many as of the others, but for row 23g, which takes three to four hours.
 #
 #   scripts/faults.sh [injections] [option of tests/process/chaos.py …]
 #

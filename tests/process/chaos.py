@@ -428,7 +428,7 @@ def main():
     words.add_argument("--rows", default="", help="such as 10,31 or 26-30; default: all")
     words.add_argument("--ranks", default="2,3,4", help="numbers of ranks")
     words.add_argument("--injections", type=int, default=6, help="of a row, over all numbers of ranks")
-    words.add_argument("--in-full", action="store_true", help="as many of the rows that take long as of the others")
+    words.add_argument("--in-full", action="store_true", help="as many of the rows that take long as of the others, but for 23g")
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--only", type=int, help="the number of one injection, to repeat it")
     words.add_argument("--starve", type=float, default=0, help="seconds of jobs, and of one job, beside 20 busy processes")

@@ -47,8 +47,7 @@ public:
         if (problem || ::mkdtemp(name.data()) == nullptr) return;
         path_ = name;
         held_ = unique_fd(::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-        ::flock(held_.get(),
-                LOCK_SH);  // so that systemd-tmpfiles, which clears /tmp, leaves it alone for the whole job
+        ::flock(held_.get(), LOCK_SH);  // or systemd-tmpfiles may clear it away during a long job
     }
     flight_directory(flight_directory const&) = delete;
     flight_directory& operator=(flight_directory const&) = delete;

@@ -111,8 +111,8 @@ private:
         return polls_[links.size()].revents != 0;
     }
 
-    /// Where the system polls nothing, as of more descriptors than the process may open by now (`ulimit -n`): waits a
-    /// millisecond, and then all of them are to be tried.
+    /// For when ppoll() fails, as for more descriptors than the process may have by now (`ulimit -n`): waits for a millisecond
+    /// at most, and then reports every descriptor as ready, so that all are tried.
     [[gnu::cold]] void guess(nanoseconds wait) noexcept {
         ::timespec const time{0, std::min<long>(wait.count(), 1'000'000)};
         ::nanosleep(&time, nullptr);
