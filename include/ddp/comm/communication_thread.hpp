@@ -40,10 +40,8 @@ enum class communication_thread : std::uint8_t {
 /// `bool shares_cores() const`, as MPI does where its ranks and their threads outnumber the cores.
 template <Transport T>
 [[nodiscard]] bool shares_cores(T const& transport) {
-    if constexpr (requires { transport.shares_cores(); })
-        return transport.shares_cores();
-    else
-        return false;
+    if constexpr (requires { transport.shares_cores(); }) return transport.shares_cores();
+    return false;
 }
 
 namespace detail {

@@ -27,10 +27,8 @@ namespace ddp {
 /// A number for the host of this rank: what its transport says (`std::uint64_t host() const`, never 0), or else this_host().
 template <Transport T>
 [[nodiscard]] std::uint64_t host_of(T const& transport) {
-    if constexpr (requires { transport.host(); })
-        return transport.host();
-    else
-        return this_host();
+    if constexpr (requires { transport.host(); }) return transport.host();
+    return this_host();
 }
 
 /// Numbers the hosts of all ranks, given what host_of says on each: 0 is that of rank 0, the others follow in the order of

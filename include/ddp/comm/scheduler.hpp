@@ -125,8 +125,7 @@ private:
     [[nodiscard]] bool memory_is_ours() const {
         if constexpr (requires { transport_.still_writes(); })
             return !transport_.still_writes() || now() >= settled_at_ + times().verdict;
-        else
-            return true;
+        return true;
     }
     bool adopt(failure const& v) {
         verdict_ = v;

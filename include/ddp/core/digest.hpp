@@ -131,18 +131,14 @@ namespace detail {
 /// The hash of settings that must be the same on all ranks; 0 if there are none.
 template <class Thing>
 [[nodiscard]] std::uint64_t hash_of(Thing const& thing) {
-    if constexpr (requires { thing.hash(); })
-        return static_cast<std::uint64_t>(thing.hash());
-    else
-        return 0;
+    if constexpr (requires { thing.hash(); }) return static_cast<std::uint64_t>(thing.hash());
+    return 0;
 }
 /// Empty where it has no hash_words().
 template <class Thing>
 [[nodiscard]] std::string hash_words_of(Thing const& thing) {
-    if constexpr (requires { thing.hash_words(); })
-        return thing.hash_words();
-    else
-        return {};
+    if constexpr (requires { thing.hash_words(); }) return thing.hash_words();
+    return {};
 }
 }  // namespace detail
 

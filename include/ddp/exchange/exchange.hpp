@@ -237,10 +237,8 @@ public:
     bool keeps_nothing() const override { return std::same_as<exchange_state<X, E>, no_exchange_state>; }
     void prepare(exchange_plan<E> const& plan) override { state_.emplace(policy_.prepare(plan)); }
     std::string refusal() const override {
-        if constexpr (requires(exchange_state<X, E> const& kept) { kept.refusal(); })
-            return state_->refusal();
-        else
-            return {};
+        if constexpr (requires(exchange_state<X, E> const& kept) { kept.refusal(); }) return state_->refusal();
+        return {};
     }
     bool everywhere(exchange_plan<E> const& plan, std::size_t bucket) const override {
         return policy_.everywhere(plan, bucket);
@@ -259,10 +257,8 @@ public:
             state_->for_each_shared(visit);
     }
     exchange_statistics statistics() const override {
-        if constexpr (requires { state_->statistics(); })
-            return state_->statistics();
-        else
-            return {};
+        if constexpr (requires { state_->statistics(); }) return state_->statistics();
+        return {};
     }
     bool in_memory() const override { return memory_rule<X>::applies(policy_); }
 

@@ -147,10 +147,8 @@ concept NeedingModel = requires(M& model, Batch const& batch, detail::needed_arc
 /// True if the model promises not to read parameter i again in a pass after ready(i).
 template <class M>
 inline constexpr bool ready_releases = [] {
-    if constexpr (requires { M::ready_releases; })
-        return static_cast<bool>(M::ready_releases);
-    else
-        return false;
+    if constexpr (requires { M::ready_releases; }) return static_cast<bool>(M::ready_releases);
+    return false;
 }();
 
 /// True if the model is bound to one array without gaps.

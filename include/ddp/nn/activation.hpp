@@ -68,16 +68,12 @@ public:
 
     /// A digest of the function's name; 0 if it has none.
     [[nodiscard]] std::uint64_t hash() const noexcept {
-        if constexpr (requires { Function::name; })
-            return policy_hash(Function::name);
-        else
-            return 0;
+        if constexpr (requires { Function::name; }) return policy_hash(Function::name);
+        return 0;
     }
     [[nodiscard]] std::string hash_words() const {
-        if constexpr (requires { Function::name; })
-            return std::string(Function::name);
-        else
-            return {};
+        if constexpr (requires { Function::name; }) return std::string(Function::name);
+        return {};
     }
     matrix_view<E> forward(const_matrix_view<E> x, forward_mode) {
         matrix_view<E> y = y_.take(rows_of(x), columns_of(x));

@@ -59,49 +59,35 @@ struct holder final : any_layer<E> {
         return layer.backward(dy, mode);
     }
     std::span<trainable<E>> parameters() override {
-        if constexpr (requires { layer.parameters(); })
-            return layer.parameters();
-        else
-            return {};
+        if constexpr (requires { layer.parameters(); }) return layer.parameters();
+        return {};
     }
     void initialize(std::uint64_t seed, std::uint64_t first) override {
         if constexpr (requires { layer.initialize(seed, first); }) layer.initialize(seed, first);
     }
     [[nodiscard]] std::size_t inputs() const override {
-        if constexpr (requires { layer.inputs(); })
-            return layer.inputs();
-        else
-            return 0;
+        if constexpr (requires { layer.inputs(); }) return layer.inputs();
+        return 0;
     }
     [[nodiscard]] std::size_t outputs() const override {
-        if constexpr (requires { layer.outputs(); })
-            return layer.outputs();
-        else
-            return 0;
+        if constexpr (requires { layer.outputs(); }) return layer.outputs();
+        return 0;
     }
     [[nodiscard]] bool output_is_free() const override {
-        if constexpr (requires { L::output_is_free; })
-            return L::output_is_free;
-        else
-            return false;
+        if constexpr (requires { L::output_is_free; }) return L::output_is_free;
+        return false;
     }
     [[nodiscard]] std::vector<model_buffer> buffers() override {
-        if constexpr (requires { layer.buffers(); })
-            return layer.buffers();
-        else
-            return {};
+        if constexpr (requires { layer.buffers(); }) return layer.buffers();
+        return {};
     }
     [[nodiscard]] bool joins_ranks() const override {
-        if constexpr (requires { layer.joins_ranks(); })
-            return layer.joins_ranks();
-        else
-            return false;
+        if constexpr (requires { layer.joins_ranks(); }) return layer.joins_ranks();
+        return false;
     }
     [[nodiscard]] std::uint64_t hash() const override {
-        if constexpr (requires { layer.hash(); })
-            return layer.hash();
-        else
-            return 0;
+        if constexpr (requires { layer.hash(); }) return layer.hash();
+        return 0;
     }
     [[nodiscard]] std::string hash_words() const override {
         if constexpr (requires { layer.hash_words(); })

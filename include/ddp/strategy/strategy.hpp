@@ -217,10 +217,8 @@ public:
     bool agrees() const override { return S::agrees; }
     bool due(std::uint64_t step) const override { return policy_.due(step); }
     communicator<T> const* group([[maybe_unused]] std::uint64_t step) const override {
-        if constexpr (requires { policy_.group(step); })
-            return policy_.group(step);
-        else
-            return nullptr;
+        if constexpr (requires { policy_.group(step); }) return policy_.group(step);
+        return nullptr;
     }
     void prepare(strategy_plan<E> const& plan) override {
         state_.reset();
@@ -231,10 +229,8 @@ public:
         if constexpr (Meets<S, T, E>) policy_.meet(state_.value(), with);
     }
     passed pass([[maybe_unused]] passing<T, E> const& with) override {
-        if constexpr (Passes<S, T, E>)
-            return policy_.pass(state_.value(), with);
-        else
-            return {};
+        if constexpr (Passes<S, T, E>) return policy_.pass(state_.value(), with);
+        return {};
     }
     void drain([[maybe_unused]] meeting<T, E> const& last) override {
         if constexpr (Passes<S, T, E>) policy_.drain(state_.value(), last);

@@ -92,10 +92,8 @@ struct watched_exchange {
         exchange_state<X, E> kept;
 
         [[nodiscard]] std::string refusal() const {
-            if constexpr (requires { kept.refusal(); })
-                return kept.refusal();
-            else
-                return {};
+            if constexpr (requires { kept.refusal(); }) return kept.refusal();
+            return {};
         }
         void for_each_state(state_visitor visit) { kept.for_each_state(visit); }
         void for_each_shared(shared_state_visitor visit) const {

@@ -121,10 +121,8 @@ public:
     }
     /// Whether passes are also run without samples, because other ranks have some.
     [[nodiscard]] bool needs_all_ranks() const {
-        if constexpr (requires { model_->needs_all_ranks(); })
-            return model_->needs_all_ranks();
-        else
-            return false;
+        if constexpr (requires { model_->needs_all_ranks(); }) return model_->needs_all_ranks();
+        return false;
     }
     /// Whether they would be if the trainer gave the model a rank_sums, which this one does not.
     [[nodiscard]] bool would_need_all_ranks() const {
@@ -148,10 +146,8 @@ public:
     }
     /// State that is not trained, as the model lists it now.
     [[nodiscard]] std::vector<model_buffer> buffers() const {
-        if constexpr (requires { model_->buffers(); })
-            return model_->buffers();
-        else
-            return {};
+        if constexpr (requires { model_->buffers(); }) return model_->buffers();
+        return {};
     }
     /// Mean loss over the batch.
     template <class Batch>

@@ -92,10 +92,8 @@ private:
     struct model final : interface {
         explicit model(std::unique_ptr<T> held) : of(std::move(held)) {}
         std::string_view name() const override {
-            if constexpr (requires { T::name; })
-                return T::name;
-            else
-                return "transport";
+            if constexpr (requires { T::name; }) return T::name;
+            return "transport";
         }
         void post_send(int peer, tag const& what, const_bytes out, completion& done) override {
             of->post_send(peer, what, out, done);
@@ -115,50 +113,36 @@ private:
             if constexpr (requires { of->pace(least); }) of->pace(least);
         }
         bool still_writes() const override {
-            if constexpr (requires { of->still_writes(); })
-                return of->still_writes();
-            else
-                return false;
+            if constexpr (requires { of->still_writes(); }) return of->still_writes();
+            return false;
         }
         std::uint64_t host() const override { return host_of(*of); }
         std::unique_ptr<memory_sharing> share_memory() override {
-            if constexpr (SharingTransport<T>)
-                return of->share_memory();
-            else
-                return nullptr;
+            if constexpr (SharingTransport<T>) return of->share_memory();
+            return nullptr;
         }
         std::optional<bool> through_memory([[maybe_unused]] int a, [[maybe_unused]] int b) const override {
-            if constexpr (PathTransport<T>)
-                return of->through_memory(a, b);
-            else
-                return std::nullopt;
+            if constexpr (PathTransport<T>) return of->through_memory(a, b);
+            return std::nullopt;
         }
         time_point next_timer() const override {
-            if constexpr (TimedTransport<T>)
-                return of->next_timer();
-            else
-                return never;
+            if constexpr (TimedTransport<T>) return of->next_timer();
+            return never;
         }
         void entered(mark const& mine) override {
             if constexpr (WatchfulTransport<T>) of->entered(mine);
         }
         mark mark_of([[maybe_unused]] int peer) const override {
-            if constexpr (WatchfulTransport<T>)
-                return of->mark_of(peer);
-            else
-                return {};
+            if constexpr (WatchfulTransport<T>) return of->mark_of(peer);
+            return {};
         }
         std::optional<int> overdue_peer() const override {
-            if constexpr (WatchfulTransport<T>)
-                return of->overdue_peer();
-            else
-                return std::nullopt;
+            if constexpr (WatchfulTransport<T>) return of->overdue_peer();
+            return std::nullopt;
         }
         time_point last_heard([[maybe_unused]] int peer) const override {
-            if constexpr (WatchfulTransport<T>)
-                return of->last_heard(peer);
-            else
-                return {};
+            if constexpr (WatchfulTransport<T>) return of->last_heard(peer);
+            return {};
         }
         std::unique_ptr<T> of;
     };
