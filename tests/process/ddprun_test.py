@@ -788,6 +788,22 @@ class System(unittest.TestCase):
             self.assertEqual((result.code, sorted(result.out.split("\n"))), (0, ["", "[0] here", "[1] here"]), result.err)
             self.assertIn("ENOSYS", notes.note("trace"))
 
+    def test_a_program_that_is_not_loaded(self):
+        """Its file system does not answer: exec() waits. ddprun says so, and ends when it is told to."""
+        with Directory() as notes:
+            library = os.path.join(notes.path, "waits.so")
+            subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", library, "-"], text=True, check=True, timeout=DEADLINE,
+                           input="int pause(void); int execvpe(char const* a, char* const* b, char* const* c) { return a && b && c ? pause() : 0; }")
+            process = start("-n", "2", *sh("echo here"), env=environment(LD_PRELOAD=library))
+            time.sleep(2.0 + SCALE)
+            process.send_signal(signal.SIGTERM)
+            result = finish(process)
+            self.assertEqual((result.code, result.out), (143, ""), result.err)
+            self.assertLess(result.seconds, 10 * SCALE, result.err)
+            self.assertRegex(result.err, r"(?m)^ddprun: warning: rank 0 \(pid \d+\) does not run yet: the system is still loading 'sh' after 2000 ms\. "
+                                         r"Does its file system answer\?$")
+            self.assertRegex(result.err, r"(?m)^ddprun: warning: rank 1 \(pid \d+\) does not run yet: .* after 100 ms\.")
+
     def test_a_limit_on_files(self):
         """`ulimit -f`: a log that reaches it ends neither ddprun nor the job."""
         with Directory() as notes:

@@ -193,8 +193,7 @@ private:
             if (around.flight_fd >= 0) order.inherited.push_back(around.flight_fd);
             order.cores = cores_of(cores, usable, local, with_.local_size);
             unique_fd out_file = log_file(rank, "out", 1), err_file = log_file(rank, "err", 2);
-            started child = spawn(order, signals_.before());
-            guardian_.watch(child.pid);
+            started child = spawn_promptly(order, "rank " + std::to_string(rank));
             ranks_.emplace_back(rank, child.pid,
                                 output_of_rank(std::move(child.out), out_, prefix_for(with_.prefix, rank, out_), first,
                                                (with_.shown & 1U) != 0, std::move(out_file)),
@@ -206,6 +205,20 @@ private:
                 say("ddprun: rank " + std::to_string(rank) + " is pid " + std::to_string(child.pid) +
                     cores_said(order));
         }
+    }
+
+    /// Starts a process that ends with this one. Says so if the system has not loaded its program within a time; those that
+    /// follow then have less.
+    [[nodiscard]] started spawn_promptly(start_order& order, std::string const& who) {
+        order.patience = patience_;
+        started child = spawn(order, signals_.before());
+        guardian_.watch(child.pid);
+        if (child.runs) return child;
+        say("ddprun: warning: " + who + " (pid " + std::to_string(child.pid) +
+            ") does not run yet: the system is still " + "loading '" + order.command.front() + "' after " +
+            std::to_string(patience_.count()) + " ms. Does its file system answer?");
+        patience_ = std::chrono::milliseconds(100);
+        return child;
     }
 
     [[nodiscard]] static std::string cores_said(start_order const& order) {
@@ -258,8 +271,7 @@ private:
             order.command = agent_command(with_, one.name, here[i]);
             for (char** entry = environ; *entry != nullptr; ++entry) order.environment.emplace_back(*entry);
             order.standard_input = control.read.get();
-            started child = spawn(order, signals_.before());
-            guardian_.watch(child.pid);
+            started child = spawn_promptly(order, "host " + one.name);
             ::fcntl(control.write.get(), F_SETFL, O_NONBLOCK);
             running_rank& part = ranks_.emplace_back(
                 static_cast<int>(i), child.pid,
@@ -600,6 +612,7 @@ private:
     int questions_ = 0;  // SIGUSR2
     int batch_ = 0;
     int interrupts_ = 0;
+    std::chrono::milliseconds patience_{2000};  // for the system to load a program
     int passed_on_ = 0;
     bool usr1_ = false;  // passed on, which is no wish that the job end
     bool abandoned_ = false;

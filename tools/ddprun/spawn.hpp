@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -91,6 +93,7 @@ struct surroundings {
 struct started {
     pid_t pid = -1;
     unique_fd out, err;  ///< read ends, non-blocking
+    bool runs = false;   ///< the program; otherwise the system is still loading it
 };
 
 namespace detail {
@@ -117,12 +120,15 @@ inline launch_error exec_failure(std::string const& program, int code) {
 /// One process to start.
 struct start_order {
     std::vector<std::string> command, environment;
-    int standard_input = -1;     ///< -1: nothing
-    std::vector<int> inherited;  ///< descriptors that it gets under their numbers
-    std::vector<int> cores;      ///< it may run there only; none: everywhere
+    int standard_input = -1;                   ///< -1: nothing
+    std::vector<int> inherited;                ///< descriptors that it gets under their numbers
+    std::vector<int> cores;                    ///< it may run there only; none: everywhere
+    std::chrono::milliseconds patience{2000};  ///< for the system to load the program
 };
 
-/// Returns once it runs: a program that cannot be run is a launch_error, not a rank that failed.
+/// Returns once it runs: a program that cannot be run is a launch_error, not a rank that failed. Where the program's file system
+/// does not answer, exec() waits for as long: then the process is returned as one that does not run yet (`runs`). Should exec()
+/// fail later, it ends with exit code 127.
 ///
 /// Each rank leads a process group of its own. So a Ctrl-C at the terminal reaches ddprun alone, which passes it on
 /// once; and what a rank has started can be ended with it. The price: no rank can read from the terminal.
@@ -158,6 +164,7 @@ struct start_order {
         ::sigprocmask(SIG_SETMASK, &outer.mask, nullptr);
         ::execvpe(argv[0], argv.data(), envp.data());
         int const code = errno;
+        ::signal(SIGPIPE, SIG_IGN);  // nobody may be reading by now
         [[maybe_unused]] ssize_t const n = ::write(status.write.get(), &code, sizeof code);
         ::_exit(exit_not_found);
     }
@@ -166,8 +173,10 @@ struct start_order {
     status.write.reset();
 
     int code = 0;
-    ssize_t n;
-    while ((n = ::read(status.read.get(), &code, sizeof code)) < 0 && errno == EINTR) {
+    ssize_t n = 0;
+    pollfd said{status.read.get(), POLLIN, 0};
+    bool const runs = ::poll(&said, 1, static_cast<int>(order.patience.count())) > 0;
+    while (runs && (n = ::read(status.read.get(), &code, sizeof code)) < 0 && errno == EINTR) {
     }
     if (n == sizeof code) {
         ::waitpid(pid, nullptr, 0);
@@ -175,7 +184,7 @@ struct start_order {
     }
     ::fcntl(out.read.get(), F_SETFL, O_NONBLOCK);
     ::fcntl(err.read.get(), F_SETFL, O_NONBLOCK);
-    return {pid, std::move(out.read), std::move(err.read)};
+    return {pid, std::move(out.read), std::move(err.read), runs};
 }
 
 }  // namespace ddprun
