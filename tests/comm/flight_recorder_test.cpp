@@ -89,6 +89,24 @@ static_assert(sizeof(flight_recorder) < 75776, "fixed memory: nothing else is ev
 
 }  // namespace
 
+TEST_CASE("the flight recorder says which phase the program is in", "[comm][flight]") {
+    flight_recorder ring(0, 1, "test");
+    CHECK(ring.phase().view().empty());
+    ring.record(flight::phase, 0, 0, 0, "joining");
+    CHECK(ring.phase().view() == "joining");
+    ring.record(flight::phase, 57, 0, 0, "forward");
+    for (int i = 0; i < 1000; ++i) ring.record(flight::entered, 58, 0, 4, "allreduce");
+    CHECK(ring.phase().view() == "forward of step 57");
+    ring.record(flight::waits, 58, 0, 0, "allreduce");
+    CHECK(ring.phase().view().empty());
+    ring.record(flight::finished, 58, 0, 0, "allreduce");
+    CHECK(ring.phase().view() == "its own code");
+    ring.record(flight::phase, ~std::uint64_t{0}, 0, 0, "a phase of 24 characters or more");
+    CHECK(ring.phase().view() == "a phase of 24 characters of s...");
+    for (std::size_t i = 0; i < flight_recorder::capacity; ++i) ring.record(flight::entered, 59, 0, 4, "allreduce");
+    CHECK(ring.phase().view().empty());  // overwritten
+}
+
 TEST_CASE("the flight recorder keeps the last entries, and each dump writes what is new", "[comm][flight]") {
     flight_files files;
     constexpr std::uint64_t size = flight_recorder::capacity, first = 2500;

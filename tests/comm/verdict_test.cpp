@@ -250,6 +250,11 @@ TEST_CASE("a rank that has entered nothing is not said to be in an operation", "
     CHECK(told.find("It is alive, and has not entered any operation yet. Look at") != std::string::npos);
     CHECK(text_of(verdict_of({waits(0, 1), idle(1)})).find("the last operation it entered is allreduce. Look") !=
           std::string::npos);
+    report busy = idle(1);
+    busy.record.entered.phase = std::string_view("forward of step 57");
+    CHECK(text_of(verdict_of({waits(0, 1), busy}))
+              .find("the last operation it entered is allreduce; it is in forward of step 57. Look") !=
+          std::string::npos);
 }
 
 TEST_CASE("a rank that gave up for a reason that nobody has kept says where to look", "[comm][verdict]") {
@@ -342,7 +347,22 @@ TEST_CASE("who is late is said in words", "[comm][verdict]") {
                                             "receive of 8 bytes from rank 3 with tag 7 for rank 3. Rank 3 is alive and "
                                             "last entered step" +
                                             end);
-    mark const occupied{.number = 11, .occupied = 1, .name = std::string_view("evaluation")};
+    mark busy = step;  // where its program is, as far as that is known
+    busy.phase = std::string_view("backward of step 57");
+    CHECK(text(mine, {2}, 2, busy) == wait +
+                                          "allreduce for rank 2, which has not entered it. Rank 2 is alive and last "
+                                          "entered step (1 operation earlier); it is in backward of step 57" +
+                                          end);
+    CHECK(text(mine, {}, 3, busy) == wait +
+                                         "allreduce for rank 3, which has entered it, too, and may wait for another. "
+                                         "Rank 3 is alive; it is in backward of step 57" +
+                                         end);
+    busy.phase = std::string_view("back\x1bward");
+    CHECK(text(mine, {2}, 2, busy).find("; it is in back\\x1bward; send it") != std::string::npos);
+    mark const occupied{.number = 11,
+                        .occupied = 1,
+                        .name = std::string_view("evaluation"),
+                        .phase = std::string_view("forward of step 58")};
     CHECK(text(mine, {2}, 2, occupied) == wait +
                                               "allreduce for rank 2, which has not entered it. Rank 2 is alive and is "
                                               "in a long operation, evaluation; send "

@@ -224,7 +224,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
                     h.length = length_from(in);
                     h.word = in.byte();
                 } else if (h.type == ddp::frame_type::heartbeat) {
-                    h.payload = sizeof(ddp::mark::name);
+                    h.payload = ddp::mark::text_bytes;
                 } else if (h.type != ddp::frame_type::credit && h.type != ddp::frame_type::goodbye) {
                     h.payload = h.type == ddp::frame_type::abort || in.byte() % 2 == 0 ? sizeof(ddp::failure) : 0;
                 }

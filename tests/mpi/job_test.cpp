@@ -43,6 +43,7 @@
 #include "support/catch.hpp"
 #include "support/group_checks.hpp"
 #include "support/job_checks.hpp"
+#include "support/printed_by.hpp"
 #include "train/scripted_model.hpp"
 #include "train/tanh_mlp.hpp"
 
@@ -114,6 +115,7 @@ TEST_CASE("over MPI a rank that stops is named after timing.dead, where a thread
           "[mpi][faults]") {
     ddp::timing times = patient();
     times.dead = std::chrono::milliseconds(1500);
+    times.suspect = std::chrono::milliseconds(700);
     auto const thread = GENERATE(ddp::communication_thread::drives, ddp::communication_thread::rests);
     auto own = std::make_unique<ddp::mpi_transport>(boost::mpi::communicator(), ddp::mpi_options{.times = times});
     if (own->size() != 3 || !own->may_own_thread()) return;
@@ -135,13 +137,18 @@ TEST_CASE("over MPI a rank that stops is named after timing.dead, where a thread
             std::this_thread::sleep_for(std::chrono::milliseconds(500));  // stopped within it
             ::waitpid(child, nullptr, 0);
         }
-        try {  // what the others had sent it may be enough for one
-            for (int i = 0; i < 3; ++i) static_cast<void>(ddp::allreduce(comm, 1.0));
-        } catch (ddp::comm_error const& e) {
-            text = e.what();
-        }
+        std::string const printed = ddp::test::printed_by([&] {
+            try {  // what the others had sent it may be enough for one
+                for (int i = 0; i < 3; ++i) static_cast<void>(ddp::allreduce(comm, 1.0));
+            } catch (ddp::comm_error const& e) {
+                text = e.what();
+            }
+        });
         waited = ddp::monotonic_clock::now() - begin;
         if (rank != 1) CHECK(waited < std::chrono::seconds(4));
+        CAPTURE(printed);  // before that, the lowest other rank has said that rank 1 is silent
+        CHECK((printed.find("ddp: rank 0 has heard nothing from rank 1 (pid ") != std::string::npos) == (rank == 0));
+        if (rank == 0) CHECK(printed.find(" s (silence number 1 of at least 0.7 s). After 1.5 s") != std::string::npos);
     }
     CHECK(text.find("DDP-E203 peer silent: rank 1 has sent nothing, not even a heartbeat, for") == 0);
     int pid = ::getpid();

@@ -258,9 +258,11 @@ def row_20(draw, size):
 def row_21(draw, size):
     rank = draw.randrange(size)
     phase, step = drawn_place(draw, ("forward", "backward", "between"))
+    place = "its own code" if phase == "between" else rf"{phase} of step {step}"  # if it could be asked
     return Plan(size, drawn_words(draw), (f"{rank}:{draw.choice(('sleep', 'spin'))}:{phase}:{step}:1500",),
                 more=("collective=600",), bound=0.6 * SCALE + SOON, inproc=draw.random() < 0.25,
-                verdicts=((tuple(range(size)), rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time"),))
+                verdicts=((tuple(range(size)), rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time"
+                                               rf"(?!.*; it is in (?!{place}\. Look))"),))
 
 
 BOTH_NAMED = r"^DDP-E205 mismatch: (ranks disagree about operation #\d+: )?rank \d+ (is in .+ #\d+.*, rank \d+ in .+|and rank \d+ are both in )"

@@ -328,7 +328,8 @@ class Late(FaultCase):
                 # Counted from the fault; the others may have begun to wait a little later. The late rank itself says
                 # the same when it comes back.
                 self.strike(size, [f"{rank}:{kind}:{phase}:3:1500"],
-                            rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time", [],
+                            rf"^DDP-E204 deadline: rank {rank} did not take part in .* in time: .*; it is in "
+                            rf"{'its own code' if phase == 'between' else f'{phase} of step 3'}\. Look", [],
                             "collective=600", bound=0.6 * SCALE + SOON, survivors=range(size))
 
     def test_asleep(self):
@@ -341,9 +342,9 @@ class Late(FaultCase):
         alive = r"; send it \(pid \d+ on \S+, 127.0.0.1:\d+\) SIGUSR2 to see what it is doing. If nothing changes, the job fails after \d+.0 s \(timing.collective\)$"
         for phase, expected in (
                 ("between", r"^ddp: rank 0 has waited \d+.\d s in step #3 for rank 1, which has not entered it. Rank 1 is alive and last "
-                            r"entered \w+ \(1 operation earlier\)" + alive),
+                            r"entered \w+ \(1 operation earlier\); it is in its own code" + alive),
                 ("backward", r"^ddp: rank 0 has waited \d+.\d s in step #3 for rank \d, which has entered it, too, and may wait for "
-                             r"another. Rank \d is alive" + alive)):
+                             r"another. Rank (?:1 is alive; it is in backward of step 3|[02] is alive)" + alive)):
             def attempt(phase=phase, expected=expected):
                 with Job(3, command(f"fault=1:sleep:{phase}:3:2000", "collective=60000", "straggler=700")) as job:
                     job.wait()

@@ -83,6 +83,9 @@ public:
     /// The same at a time on the transport's clock, which the caller has read.
     void record_at(time_point at, flight what, std::uint64_t number = 0, std::int64_t whose = 0,
                    std::uint64_t count = 0, char const* name = "") noexcept;
+    /// What the program is in: "forward of step 57", or "its own code" after a call that has waited. Empty if it waits, or
+    /// has done nothing yet.
+    [[nodiscard]] bounded_text<32> phase() const noexcept;
     void fail(failure const& own) noexcept;
     /// Records the verdict, keeps its text, and dumps.
     void adopt(failure const& verdict) noexcept;
@@ -97,6 +100,8 @@ private:
     using words = std::array<std::uint64_t, 8>;  // what and whose, time, number, count, three of name, check
     [[nodiscard]] static std::uint64_t check_of(std::uint64_t ticket, words const& of) noexcept;
     [[nodiscard]] bool read(std::uint64_t ticket, words& to) const noexcept;
+    /// Reads the newest of the entries that say what the program is doing. Returns its ticket + 1, or 0: there is none.
+    [[nodiscard]] std::uint64_t read_newest(words& to) const noexcept;
     [[nodiscard]] bool open() noexcept;
     void dump_once(char const* why) noexcept;
     void complain(char const* path) noexcept;

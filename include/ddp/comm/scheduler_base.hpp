@@ -190,6 +190,11 @@ protected:
 
 private:
     [[nodiscard]] mark mark_in(group const& last) const noexcept;
+    void add_phase(mark& to) const noexcept {
+        if (recorder_ != nullptr) to.phase = recorder_->phase();
+    }
+    /// Once in timing.heartbeat: what the program is doing, for this rank's heartbeats.
+    void say_phase() noexcept;
 
     friend class operation;
     friend class event;
@@ -226,6 +231,7 @@ private:
     std::uint32_t next_context_ = 1;
     time_point driven_ = {}, moved_ = {};  // when this was driven last, and the transport
     time_point due_ = never;               // when it has to be driven again
+    time_point says_ = {};                 // when to say next what the program is doing
     time_point asks_ = {};                 // when to look next whether a peer is occupied
     nanoseconds absent_{0};                // in total; an operation's since_ does not count it
     time_point granted_ =

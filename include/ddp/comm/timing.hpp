@@ -16,8 +16,9 @@ namespace ddp {
 struct timing {
     using milliseconds = std::chrono::milliseconds;
 
-    milliseconds heartbeat{250};      ///< how often a connection on which nothing else is sent carries a heartbeat
-    milliseconds suspect{1000};       ///< over TCP: a peer silent for this long is named on stderr; no failure
+    milliseconds heartbeat{250};  ///< how often a connection on which nothing else is sent carries a heartbeat
+    milliseconds suspect{
+        1000};  ///< a peer silent for this long is named on stderr (TCP, MPI with threads); no failure
     milliseconds dead{3000};          ///< a peer from which nothing has come for this long is silent (DDP-E203)
     milliseconds collective{120000};  ///< limit for one wait for one peer, from its start (DDP-E204)
     milliseconds straggler{5000};     ///< a wait this long is reported on stderr, with the late ranks; no failure

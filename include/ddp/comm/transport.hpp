@@ -183,6 +183,10 @@ struct mark {
     std::uint64_t fingerprint = 0;  ///< of everything entered so far; 0: nothing
     std::uint64_t occupied = 0;     ///< 1: the rank is in a long_operation, and `name` is its text
     bounded_text<80> name = {};     ///< "allreduce #7 of 1000 float"
+    bounded_text<32> phase = {};    ///< what its program did when the mark was sent: "forward of step 57"; or empty
+
+    /// Bytes of name and phase, with which a mark ends. They travel as its text.
+    static constexpr std::size_t text_bytes = sizeof name + sizeof phase;
 
     [[nodiscard]] bool same_group(mark const& other) const noexcept {
         return group == other.group && leader == other.leader;
@@ -302,10 +306,8 @@ concept WatchfulTransport = Transport<T> && requires(T& t, mark const& mine, int
 /// `bool may_own_thread() const`, as MPI below THREAD_MULTIPLE does; then hooks, blocking calls and progress() drive it.
 template <Transport T>
 [[nodiscard]] bool may_own_thread(T const& transport) {
-    if constexpr (requires { transport.may_own_thread(); })
-        return transport.may_own_thread();
-    else
-        return true;
+    if constexpr (requires { transport.may_own_thread(); }) return transport.may_own_thread();
+    return true;
 }
 
 /// The process of a rank in words, such as "pid 4711 on node3", for errors that concern it. A transport that knows says so

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -89,6 +90,21 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
     for (std::size_t i = 0; i < to.size(); ++i)
         to[i] = ring_->places[ticket % capacity][i].load(std::memory_order_relaxed);
     return to.back() == check_of(ticket, to) && to[0] >> 32 < detail::flight_names.size();
+}
+[[gnu::cold]] DDP_DECL std::uint64_t flight_recorder::read_newest(words& to) const noexcept {
+    std::uint64_t const end = ring_->next.load(), count = std::min<std::uint64_t>(end, capacity);
+    for (std::uint64_t i = 1; i <= count; ++i)
+        if (read(end - i, to) && to[0] >> 32 <= static_cast<std::uint64_t>(flight::finished)) return end - i + 1;
+    return 0;
+}
+[[gnu::cold]] DDP_DECL bounded_text<32> flight_recorder::phase() const noexcept {
+    words entry{};
+    if (read_newest(entry) == 0 || entry[0] >> 32 == static_cast<std::uint64_t>(flight::waits)) return {};
+    if (entry[0] >> 32 == static_cast<std::uint64_t>(flight::finished)) return std::string_view("its own code");
+    char text[64]{};
+    std::snprintf(text, sizeof text, entry[2] == 0 ? "%.24s" : "%.24s of step %llu",
+                  reinterpret_cast<char const*>(&entry[4]), static_cast<unsigned long long>(entry[2]));
+    return std::string_view(text);
 }
 [[gnu::cold]] DDP_DECL void flight_recorder::fail(failure const& own) noexcept {
     record(flight::failed, 0, own.peer, static_cast<std::uint64_t>(own.code), detail::kind_name(own.kind));
@@ -231,18 +247,17 @@ DDP_DECL bool flight_recorder::read(std::uint64_t ticket, words& to) const noexc
 [[gnu::cold]] DDP_DECL void flight_recorder::dump_or_say(char const* why) noexcept {
     if (directory_[0] != '\0') return dump(why);
     if (dumping_.exchange(true)) return;
-    std::uint64_t ticket = ring_->next.load();
-    std::uint64_t const oldest = ticket > capacity ? ticket - capacity : 0;
     words entry{};
-    bool found = false;
-    while (!found && ticket > oldest)
-        found = read(--ticket, entry) && entry[0] >> 32 <= static_cast<std::uint64_t>(flight::finished);
+    std::uint64_t const found = read_newest(entry);
     filled_ = 0;
     put_all("ddp: rank ", rank_, ": ");
-    if (found) put_all((detail::flight_clock() - static_cast<std::int64_t>(entry[1])) / 1'000'000, " ms ago: ");
-    if (found) put_entry(ticket, entry);
-    if (found) --filled_;  // the line feed
-    put_all(found ? "; " : "has done nothing yet; ", "DDP_FLIGHT_DIR=DIRECTORY makes it write its last events there\n");
+    if (found != 0) {
+        put_all((detail::flight_clock() - static_cast<std::int64_t>(entry[1])) / 1'000'000, " ms ago: ");
+        put_entry(found - 1, entry);
+        --filled_;  // the line feed
+    }
+    put_all(found != 0 ? "; " : "has done nothing yet; ",
+            "DDP_FLIGHT_DIR=DIRECTORY makes it write its last events there\n");
     say();
     dumping_.store(false);
 }

@@ -87,6 +87,12 @@ DDP_DECL scheduler_base::occupation scheduler_base::occupy(occupation with) noex
     note_mark(mark_in(*last_entered_));
     return before;
 }
+DDP_DECL void scheduler_base::say_phase() noexcept {
+    says_ = driven_ + times_.heartbeat;
+    mark mine = mark_in(*last_entered_);
+    add_phase(mine);
+    note_mark(mine);
+}
 DDP_DECL void scheduler_base::turn() {
     try {
         for (mailbox_client* c = clients_; c != nullptr && !failed_; c = c->next_) c->collect();
@@ -94,6 +100,7 @@ DDP_DECL void scheduler_base::turn() {
         fail(std::current_exception());
     }
     if (driven_ >= occupied_.second) occupy({"", never});
+    if (driven_ >= says_) say_phase();
     if (!failed_ && first_ != nullptr && (driven_ >= asks_ || driven_ >= first_deadline())) {
         asks_ = driven_ + times_.collective / 8;  // at each look
         if (peer_is_occupied()) granted_ = driven_ - absent_ + times_.collective;
@@ -134,6 +141,7 @@ DDP_DECL void scheduler_base::came_back(time_point expected) noexcept {
     } else {
         record.kind = failure_kind::idle;
         record.entered = (same != nullptr ? same : last_entered_)->mark();
+        add_phase(record.entered);
     }
     if (same != nullptr && same->remembers(heard.number))
         if (mark const then = same->mark_of(heard.number); then.contradicts(heard)) record.entered = then;

@@ -40,6 +40,10 @@ inline constexpr char const* both_alive =
                    " either. If they are running, the network is partitioned, and they report the same about the ranks "
                    "on this side."});
 }
+/// "; it is in forward of step 57"; empty if that is not known.
+[[gnu::cold]] DDP_DECL std::string phase_text(mark const& of) {
+    return of.phase.view().empty() || of.occupied != 0 ? "" : "; it is in " + printable(of.phase.view());
+}
 [[gnu::cold]] DDP_DECL std::string_view operation_text(failure const& of) {
     std::string_view const name = of.entered.name.view();
     return name.empty() ? "an operation without a name" : name;
@@ -102,13 +106,14 @@ inline constexpr char const* both_alive =
                            own_words.empty() ? "" : " ", own_words, unheard});
         case fault_rule::late: {
             bool const through = found.culprit != from.peer;
-            std::string_view const entered = culprit_spoke ? record_of(found.culprit).entered.name.view() : "";
+            mark const last = culprit_spoke ? record_of(found.culprit).entered : mark{};
+            std::string_view const entered = last.name.view();
             return concat({culprit, " did not take part in ", during, " in time: ", speaker, " waited ", waited,
                            through ? " (through " : "", through ? std::string_view(peer) : "", through ? ")" : "",
                            !culprit_spoke    ? ". Nothing has been heard from it since"
                            : entered.empty() ? ". It is alive, and has not entered any operation yet"
                                              : ". It is alive; the last operation it entered is ",
-                           entered,
+                           entered, detail::phase_text(last),
                            ". Look at what it is doing there, or raise timing.collective (DDP_TIMEOUT_COLLECTIVE)."});
         }
         case fault_rule::circle: {
@@ -178,6 +183,7 @@ namespace detail {
         alive += concat({" and is in a long operation, ", entered});
     else if (heard && !all_are_here)
         alive += entered.empty() ? " and has entered nothing yet" : concat({" and last entered ", entered, earlier});
+    alive += phase_text(last);
     std::string_view const open = process.empty() ? "" : "(", shut = process.empty() ? "" : ") ";
     if (on_request) alive += concat({"; send it ", open, process, shut, "SIGUSR2 to see what it is doing"});
     return concat(

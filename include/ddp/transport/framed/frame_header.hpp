@@ -26,7 +26,7 @@ enum class frame_type : std::uint8_t {
     credit,     ///< only the counter that every header carries
     request,    ///< a message waits at the sender for its receive; word: serial
     clear,      ///< the receive for it is posted; word: serial
-    heartbeat,  ///< a mark; payload: its name; index: its number, length: whether the sender is in a long_operation
+    heartbeat,  ///< a mark; payload: its text; index: its number, length: whether the sender is in a long_operation
     goodbye,    ///< the sender leaves: the last frame, after all its messages
     abort,      ///< payload: a failure
     relay,      ///< payload: the failure that rank `index` has published, for a peer that it may not have reached

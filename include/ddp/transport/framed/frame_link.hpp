@@ -3,8 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -22,6 +20,7 @@
 #include <ddp/transport/framed/frame_outbox.hpp>
 #include <ddp/transport/framed/frame_stream.hpp>
 #include <ddp/transport/framed/framed_options.hpp>
+#include <ddp/transport/silences.hpp>
 
 namespace ddp {
 
@@ -50,26 +49,21 @@ struct frame_link {
     bool readable = true;            // as far as is known
     bool shut_when_written = false;  // half-close once everything is out
     bool overdue = false;
-    bool suspected = false;      // in this silence
-    std::uint64_t silences = 0;  // in which it was
-    bool altered = false;        // the stream has said that bytes were changed on the way
+    detail::silences silent;
+    bool altered = false;  // the stream has said that bytes were changed on the way
     std::size_t largest_read = 0;
     bool gone = false;  // no operation can move any more
     std::error_code why;
 
     /// Whether its bytes go through memory.
     [[nodiscard]] bool in_memory() const noexcept {
-        if constexpr (requires { stream.in_memory(); })
-            return stream.in_memory();
-        else
-            return false;
+        if constexpr (requires { stream.in_memory(); }) return stream.in_memory();
+        return false;
     }
     /// Whether a read would return bytes that poll() does not see.
     [[nodiscard]] bool buffered() noexcept {
-        if constexpr (requires { stream.buffered(); })
-            return in_open && stream.buffered();
-        else
-            return false;
+        if constexpr (requires { stream.buffered(); }) return in_open && stream.buffered();
+        return false;
     }
     /// Whether a write would do nothing, which matters where it costs no system call: most peers of a large job are silent at any
     /// moment.
@@ -78,17 +72,13 @@ struct frame_link {
     }
     /// Whether the stream says that a read would return nothing.
     [[nodiscard]] bool nothing_to_read() noexcept {
-        if constexpr (requires { stream.quiet(); })
-            return stream.quiet();
-        else
-            return false;
+        if constexpr (requires { stream.quiet(); }) return stream.quiet();
+        return false;
     }
     /// Ok once the stream has passed on everything that was written.
     stream_result flush() noexcept {
-        if constexpr (requires { stream.flush(); })
-            return stream.flush();
-        else
-            return {};
+        if constexpr (requires { stream.flush(); }) return stream.flush();
+        return {};
     }
 
     /// Sets `text` to what is known about the path to a peer that has become overdue, for the verdict; leaves it
@@ -110,7 +100,8 @@ struct frame_link {
     /// Something has come from the peer.
     void heard_at(time_point now) noexcept {
         heard = now;
-        overdue = suspected = false;
+        overdue = false;
+        silent.end();
     }
     /// Bytes of a record that cannot be read yet. They count if more come in the time of a heartbeat than heartbeats would be:
     /// otherwise these alone could fill a record whose length was changed on the way, and keep a link alive that is broken.
@@ -144,21 +135,9 @@ struct frame_link {
         if (lives && since >= times.dead / 2) heard = at - times.dead / 2;
         return overdue = !lives && since >= times.dead;
     }
-    /// Of a peer that has been silent for timing.suspect, and for two heartbeats, once: counts that, and returns a line about
-    /// it for the first such silence, the second, the fourth, and so on. Call becomes_overdue() before.
+    /// Of a peer that has been silent for timing.suspect: see detail::silences. Call becomes_overdue() before.
     [[nodiscard]] std::string becomes_suspect(int rank, time_point at, timing const& times) {
-        nanoseconds const least = std::max(times.suspect, 2 * times.heartbeat);
-        if (overdue || suspected || least >= times.dead || at - std::max(heard, acknowledged) < least) return {};
-        suspected = true;
-        if (!std::has_single_bit(++silences)) return {};
-        std::string const who = name.empty() ? std::string() : detail::concat({" (", name, ")"});
-        auto const seconds = [](nanoseconds time) {
-            auto const tenths = std::chrono::duration_cast<std::chrono::milliseconds>(time).count() / 100;
-            return detail::concat({tenths / 10, ".", tenths % 10, " s"});
-        };
-        return detail::concat({"ddp: rank ", rank, " has heard nothing from rank ", peer, who, " for ",
-                               seconds(at - heard), " (silence number ", silences, " of at least ", seconds(least),
-                               "). After ", seconds(times.dead), " (timing.dead) the job fails\n"});
+        return overdue ? std::string() : silent.told(rank, peer, name, at, heard, acknowledged, times);
     }
 
 private:
@@ -171,7 +150,7 @@ void name_suspects(auto const& links, auto const& watched, int rank, time_point 
     std::string lines;
     int most = 8;
     for (auto const& l : links)
-        if (rank == (l->peer == 0 ? 1 : 0) && watched(*l))
+        if (rank == detail::teller_of(l->peer) && watched(*l))
             if (std::string const line = l->becomes_suspect(rank, at, times); !line.empty() && most-- > 0)
                 lines += line;
     detail::print_if_ready(lines);

@@ -197,7 +197,7 @@ private:
                                 .index = mark_.number},
                          .fingerprint = mark_.fingerprint,
                          .length = mark_.occupied},
-                        bytes_of(mark_.name.chars));
+                        bytes_of(mark_).last<mark::text_bytes>());
             return true;
         }
         if (!aborted_ && fill_data()) return true;

@@ -30,7 +30,7 @@ public:
     /// Bytes of the payload of such a frame.
     [[nodiscard]] static constexpr std::size_t size_of(frame_type type) noexcept {
         if (type == frame_type::abort || type == frame_type::relay) return sizeof(failure);
-        return type == frame_type::heartbeat ? sizeof(mark::name) : 0;
+        return type == frame_type::heartbeat ? mark::text_bytes : 0;
     }
     /// A piece of the payload, from byte `at` on.
     void take(std::size_t at, const_bytes piece) noexcept {
@@ -47,7 +47,7 @@ public:
                 mark_.number = frame.id.index;
                 mark_.fingerprint = frame.fingerprint;
                 mark_.occupied = frame.length;
-                std::memcpy(mark_.name.chars.data(), bytes_.data(), sizeof mark_.name.chars);
+                std::memcpy(bytes_of(mark_).last<mark::text_bytes>().data(), bytes_.data(), mark::text_bytes);
                 return {};
             case frame_type::goodbye:
                 if (in_message) return "goodbye inside a message";

@@ -31,7 +31,7 @@ struct envelope {
 };
 inline constexpr std::size_t head_bytes = offsetof(envelope, body);
 static_assert(sizeof(envelope) == 1024 && std::has_unique_object_representations_v<envelope>);
-static_assert(sizeof(failure) <= sizeof(envelope::body) && sizeof(mark::name) <= sizeof(envelope::body));
+static_assert(sizeof(failure) <= sizeof(envelope::body) && mark::text_bytes <= sizeof(envelope::body));
 
 /// An envelope that is being sent, or one that arrived before its receive.
 struct slot {

@@ -2,15 +2,21 @@
 /// liveness: heartbeats and marks over MPI, when they are due, and which ranks are late.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ddp/comm/timing.hpp>
 #include <ddp/comm/transport.hpp>
+#include <ddp/core/bytes.hpp>
+#include <ddp/core/text.hpp>
 #include <ddp/transport/mpi/mpi_envelope.hpp>
+#include <ddp/transport/silences.hpp>
 
 namespace ddp::detail::mpi {
 
@@ -27,10 +33,13 @@ public:
     /// Whether heartbeats are due; the next are after another timing.heartbeat. Call it often: after a long interval
     /// between calls, this process is taken to have been stopped, and no peer is late.
     [[nodiscard]] bool has_come(time_point at) noexcept {
-        if (at - std::exchange(asked_, at) > times_.dead / 2)
+        nanoseconds const since = at - std::exchange(asked_, at);
+        if (since > std::max(times_.suspect, 3 * times_.heartbeat) / 2) listens_from_ = at;
+        if (since > times_.dead / 2)
             for (peer& p : peers_) p.heard = at;
         if (at < due_) return false;
         due_ = at + times_.heartbeat;
+        lines_left_ = 8;
         return true;
     }
 
@@ -47,7 +56,10 @@ public:
     }
 
     /// Something has arrived from a peer, at the time of the last has_come().
-    void heard(int from) noexcept { of(from).heard = asked_; }
+    void heard(int from) noexcept {
+        of(from).heard = asked_;
+        of(from).silent.end();
+    }
     /// Processes a heartbeat or a mark.
     void heard(int from, envelope const& what) noexcept {
         peer& p = of(from);
@@ -57,7 +69,7 @@ public:
         p.said.number = what.id.index;
         p.said.fingerprint = what.fingerprint;
         p.said.occupied = what.length;
-        std::memcpy(p.said.name.chars.data(), what.body.data(), sizeof p.said.name.chars);
+        std::memcpy(bytes_of(p.said).last<mark::text_bytes>().data(), what.body.data(), mark::text_bytes);
     }
     /// Writes the next heartbeat or mark to a peer, and returns the number of its bytes after the head. Once it has been
     /// sent, call has_gone().
@@ -68,17 +80,23 @@ public:
         what.fingerprint = mark_.fingerprint;
         what.payload = 0;
         what.length = mark_.occupied;
-        std::memcpy(what.body.data(), mark_.name.chars.data(), sizeof mark_.name.chars);
-        return sizeof mark_.name.chars;
+        std::memcpy(what.body.data(), bytes_of(mark_).last<mark::text_bytes>().data(), mark::text_bytes);
+        return mark::text_bytes;
     }
     void has_gone(int to) noexcept { of(to).under_way = false; }
     /// Whether the last heartbeat to this peer is still being sent, for example because the peer does not run.
     [[nodiscard]] bool under_way(int to) const noexcept { return of(to).under_way; }
 
-    /// Whether this peer sends heartbeats, and whether it should have sent one by now.
+    /// Whether this peer sends heartbeats.
     [[nodiscard]] bool beats(int who) const noexcept { return of(who).beats; }
-    [[nodiscard]] bool late(int who, time_point at) const noexcept {
-        return of(who).beats && at - of(who).heard >= times_.dead;
+    /// Whether this peer, which does, should have sent one by now. Prints a line if it has been silent for timing.suspect and
+    /// this rank is to say so (see silences): eight in one heartbeat interval at most.
+    [[nodiscard]] bool is_late(int rank, int who, std::string_view process, time_point at) {
+        if (at - of(who).heard >= times_.dead) return true;
+        if (rank != teller_of(who)) return false;
+        std::string const line = of(who).silent.told(rank, who, process, at, of(who).heard, listens_from_, times_);
+        if (!line.empty() && lines_left_-- > 0) print_if_ready(line);
+        return false;
     }
     [[nodiscard]] time_point last_heard(int who) const noexcept { return of(who).heard; }
     [[nodiscard]] mark const& mark_of(int who) const noexcept { return of(who).said; }
@@ -88,14 +106,16 @@ private:
         bool beats = false, under_way = false;
         time_point heard = {};
         mark said = {};
+        silences silent;
     };
     [[nodiscard]] peer& of(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)]; }
     [[nodiscard]] peer const& of(int rank) const noexcept { return peers_[static_cast<std::size_t>(rank)]; }
 
     timing times_;
     std::vector<peer> peers_;
+    int lines_left_ = 0;
     mark mark_;
-    time_point asked_ = {}, due_ = {}, waits_since_ = {};
+    time_point asked_ = {}, due_ = {}, waits_since_ = {}, listens_from_ = {};
     mark told_;  // what peers were told last
 };
 

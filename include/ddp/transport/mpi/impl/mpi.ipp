@@ -143,7 +143,7 @@ DDP_DECL void mpi_transport::look_at_the_time(time_point at, bool moved) {
     if (!life_.has_come(at)) return;
     overdue_ = -1;
     for (int peer = size() - 1; peer >= 0; --peer) {
-        if (watched(peer) && life_.late(peer, at)) overdue_ = peer;
+        if (watched(peer) && life_.is_late(rank(), peer, process_of(peer), at)) overdue_ = peer;
         beat(peer, kind::heartbeat);
     }
 }
