@@ -451,6 +451,22 @@ class Terminal(unittest.TestCase):
                 self.assertIn(f"<0:1:{width}>".encode(), seen)
                 self.assertIn(b"<1::>", seen)
 
+    def test_a_terminal_that_stands_still(self):
+        """As after Ctrl-S: ranks wait in their pipes, but signals and the launcher's end do not."""
+        terminal, other = pty.openpty()
+        process = start("-n", "2", "--grace", "0.5", *sh("yes $RANK | head -c 1000000; exec sleep 4713"), stdout=other, stderr=other)
+        os.close(other)
+        try:
+            time.sleep(1.0 * SCALE)
+            self.assertIsNone(process.poll())
+            for _ in range(2):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.5)
+            self.assertEqual(process.wait(10 * SCALE), 130)
+        finally:
+            process.kill()
+            os.close(terminal)
+
     def test_a_progress_bar_is_seen_while_it_grows(self):
         script = ("import os, time\n"
                   "notes = os.environ['NOTES']\n"

@@ -54,16 +54,21 @@ class Ssh(unittest.TestCase):
         sshd = [SSHD, "-f", f"{directory}/sshd_config"]
         run(*sshd, "-o", f"ListenAddress={HERE}").check_returncode()
         run("ip", "netns", "exec", "there", *sshd, "-o", f"ListenAddress={THERE}").check_returncode()
-        cls.agent = (f"ssh -i {directory}/user -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "
-                     "-o BatchMode=yes -o ConnectTimeout=5")
+        with open(f"{directory}/ssh_config", "w") as file:
+            file.write(f"IdentityFile {directory}/user\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\nConnectTimeout 5\n")
+        cls.agent = f"ssh -F {directory}/ssh_config -o BatchMode=yes"
+        with open(f"{directory}/ssh", "w") as file:  # what ddprun starts by itself, with its own options, as if that were the user's configuration
+            file.write(f"#!/bin/sh\nexec {shutil.which('ssh')} -F {directory}/ssh_config \"$@\"\n")
+        os.chmod(f"{directory}/ssh", 0o755)
+        cls.path = f"{directory}:{os.environ['PATH']}"
         for host in (HERE, THERE):
             done = run(*cls.agent.split(), host, "true")
             if done.returncode != 0:
                 raise unittest.SkipTest(f"sshd lets nobody in: {done.stderr}")
 
-    def start(self, hosts, *words, **variables):
-        return subprocess.Popen([DDPRUN, "-H", hosts, "--launch-agent", self.agent, *words], stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**variables))
+    def start(self, hosts, *words, agent=(), **variables):
+        return subprocess.Popen([DDPRUN, "-H", hosts, *agent, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                text=True, env=environment(PATH=self.path, **variables))
 
     def finish(self, process):
         try:
@@ -76,7 +81,8 @@ class Ssh(unittest.TestCase):
     def test_two_hosts_train(self):
         process = self.start(f"{HERE}:1,{THERE}:2", "--prefix", "none", "-x", "WORDS=it's $HOME", "--", "sh", "-c",
                              'echo "$RANK at" $(ip -4 -o addr | grep -o "inet 10[0-9.]*") "$WORDS"; exec "$@"', "sh",
-                             FAULT_PROGRAM, "steps=4", "tensors=3", "elements=1000")
+                             FAULT_PROGRAM, "steps=4", "tensors=3", "elements=1000",
+                             agent=("--launch-agent", self.agent))
         code, out, err = self.finish(process)
         self.assertEqual(code, 0, out + err)
         # The job has a secret, so nobody has to say insecure. That these hosts are one machine is all that there is to say.
