@@ -17,9 +17,8 @@ struct timing {
     using milliseconds = std::chrono::milliseconds;
 
     milliseconds heartbeat{250};  ///< how often a connection on which nothing else is sent carries a heartbeat
-    milliseconds suspect{
-        1000};  ///< a peer silent for this long is named on stderr (TCP, MPI with threads); no failure
-    milliseconds dead{3000};          ///< a peer from which nothing has come for this long is silent (DDP-E203)
+    milliseconds suspect{1000};   ///< a peer silent for so long is named on stderr (TCP, MPI with threads); no failure
+    milliseconds dead{3000};      ///< a peer from which nothing has come for this long is silent (DDP-E203)
     milliseconds collective{120000};  ///< limit for one wait for one peer, from its start (DDP-E204)
     milliseconds straggler{5000};     ///< a wait this long is reported on stderr, with the late ranks; no failure
     milliseconds end_of_file{100};    ///< a peer that closed without a record this long ago is dead (DDP-E202)
