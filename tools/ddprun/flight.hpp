@@ -126,8 +126,10 @@ namespace detail {
     if (event == "joining") return "tried to join the job";
     if (event == "forward") return "was in forward of step " + number;
     if (event == "backward") return "was in backward of step " + number;
-    if (event == "reported") return "was in the program's own code between backward and finish of step " + number;
-    std::string const what = name == "step" ? "step " + number : name + (number == "0" ? "" : " #" + number);
+    bool const pass = name == "forward" || name == "backward";
+    std::string const what = pass             ? name + " of step " + number
+                             : name == "step" ? "step " + number
+                                              : name + (number == "0" ? "" : " #" + number);
     if (event == "finished") return "was in the program's own code after " + what;
     return name == "message" || name == "request" ? "waited for a " + name : "waited for the others in " + what;
 }
@@ -152,8 +154,7 @@ namespace detail {
         if (event == "start") since = at;
         state.failed |= event == "failed";
         state.threw = event == "failed" && detail::text_in(line, "kind") == "threw";
-        if (event != "joining" && event != "forward" && event != "backward" && event != "reported" &&
-            event != "waits" && event != "finished")
+        if (event != "joining" && event != "forward" && event != "backward" && event != "waits" && event != "finished")
             continue;
         since = at;
         state.waited = event == "waits";

@@ -207,17 +207,19 @@ private:
         }
     }
 
-    /// Starts a process that ends with this one. Says so if the system has not loaded its program within a time; those that
-    /// follow then have less.
+    /// Starts a process that ends with this one. Says so if the system does not load its program within a time; nobody that
+    /// follows is then waited for.
     [[nodiscard]] started spawn_promptly(start_order& order, std::string const& who) {
         order.patience = patience_;
         started child = spawn(order, signals_.before());
         guardian_.watch(child.pid);
-        if (child.runs) return child;
+        if (child.runs || patience_.count() == 0) return child;
         say("ddprun: warning: " + who + " (pid " + std::to_string(child.pid) +
             ") does not run yet: the system is still " + "loading '" + order.command.front() + "' after " +
-            std::to_string(patience_.count()) + " ms. Does its file system answer?");
-        patience_ = std::chrono::milliseconds(100);
+            std::to_string(patience_.count()) +
+            " ms. Does its file system answer? (Of others that do not run either, nothing is said.)");
+        err_.pump();
+        patience_ = std::chrono::milliseconds(0);
         return child;
     }
 

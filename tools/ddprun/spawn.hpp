@@ -128,7 +128,7 @@ struct start_order {
 
 /// Returns once it runs: a program that cannot be run is a launch_error, not a rank that failed. Where the program's file system
 /// does not answer, exec() waits for as long: then the process is returned as one that does not run yet (`runs`). Should exec()
-/// fail later, it ends with exit code 127.
+/// fail later, it says why on its stderr, and ends with the launch_error's exit code.
 ///
 /// Each rank leads a process group of its own. So a Ctrl-C at the terminal reaches ddprun alone, which passes it on
 /// once; and what a rank has started can be ended with it. The price: no rank can read from the terminal.
@@ -165,9 +165,11 @@ struct start_order {
         ::execvpe(argv[0], argv.data(), envp.data());
         int const code = errno;
         ::signal(SIGPIPE, SIG_IGN);  // nobody may be reading by now
-        [[maybe_unused]] ssize_t const n = ::write(status.write.get(), &code, sizeof code);
-        ::_exit(exit_not_found);
+        if (::write(status.write.get(), &code, sizeof code) != sizeof code)
+            ::dprintf(STDERR_FILENO, "ddprun: %s\n", detail::exec_failure(order.command.front(), code).what());
+        ::_exit(detail::exec_failure(order.command.front(), code).exit_code());
     }
+    ::setpgid(pid, pid);  // both do: whoever comes first
     out.write.reset();
     err.write.reset();
     status.write.reset();

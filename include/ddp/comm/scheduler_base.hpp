@@ -143,6 +143,9 @@ protected:
     [[nodiscard]] virtual bool peer_is_occupied() const noexcept { return false; }
     [[nodiscard]] virtual int own_rank() const noexcept = 0;
 
+    /// Tells this rank's heartbeats what the program is doing, if the last time was timing.heartbeat ago.
+    void say_phase() noexcept;
+
     /// Handles mail, then deadlines that have passed, then resumes every coroutine that can continue. All of them are
     /// collected before one is resumed, because a resumed coroutine may end others.
     void turn();
@@ -193,8 +196,6 @@ private:
     void add_phase(mark& to) const noexcept {
         if (recorder_ != nullptr) to.phase = recorder_->phase();
     }
-    /// Once in timing.heartbeat: what the program is doing, for this rank's heartbeats.
-    void say_phase() noexcept;
 
     friend class operation;
     friend class event;

@@ -74,6 +74,7 @@ public:
             core_.note(flight::phase, "forward");
             double const loss =
                 core_.late() ? replica_.forward(batch, [this](std::size_t i) { need(i); }) : replica_.forward(batch);
+            core_.note(flight::finished, "forward");
             pass_loss_ = loss * static_cast<double>(weight_);
             return loss;
         });
@@ -217,6 +218,7 @@ private:
             }
         });
         if (!complaint.empty()) core_.fail_gradient(complaint);
+        core_.note(flight::finished, "backward");
         accumulated_ += std::exchange(weight_, 0);
         loss_ += std::exchange(pass_loss_, 0.0);
     }

@@ -136,7 +136,7 @@ public:
     void backward_done(std::span<std::uint8_t const> used) {
         engine_->use(used);
         engine_->backward_done();
-        note(flight::phase, "reported");
+        note(flight::mark, "reported");
         move_on();
     }
     /// This rank's backward has reported wrongly: throws the error of all ranks.

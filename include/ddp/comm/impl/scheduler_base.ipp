@@ -88,6 +88,7 @@ DDP_DECL scheduler_base::occupation scheduler_base::occupy(occupation with) noex
     return before;
 }
 DDP_DECL void scheduler_base::say_phase() noexcept {
+    if (driven_ < says_) return;
     says_ = driven_ + times_.heartbeat;
     mark mine = mark_in(*last_entered_);
     add_phase(mine);
@@ -100,7 +101,6 @@ DDP_DECL void scheduler_base::turn() {
         fail(std::current_exception());
     }
     if (driven_ >= occupied_.second) occupy({"", never});
-    if (driven_ >= says_) say_phase();
     if (!failed_ && first_ != nullptr && (driven_ >= asks_ || driven_ >= first_deadline())) {
         asks_ = driven_ + times_.collective / 8;  // at each look
         if (peer_is_occupied()) granted_ = driven_ - absent_ + times_.collective;

@@ -141,7 +141,8 @@ struct frame_link {
     }
 
 private:
-    static constexpr std::size_t most_of_heartbeats = 512;  // of three, with what a channel adds
+    static constexpr std::size_t most_of_heartbeats =
+        3 * (sizeof(frame_header) + mark::text_bytes + 26);  // 26: what a channel adds
     static constexpr std::size_t full_packet = 1280;  // what every IPv6 link carries, and less than Ethernet's MSS
 };
 

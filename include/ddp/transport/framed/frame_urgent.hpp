@@ -23,6 +23,8 @@ struct word_of_peer {
     std::optional<failure> record;  ///< what it has published; nothing: the peer has lost its connection to it
 };
 
+static_assert(offsetof(mark, name) + mark::text_bytes == sizeof(mark), "a mark ends with its text");
+
 /// Part of frame_inbox. Collects the payloads of urgent frames one by one, and keeps their contents until they are
 /// taken. A record becomes a failure only if all of its values are valid for their types.
 class frame_urgent {
