@@ -19,7 +19,7 @@ namespace ddp {
 enum class flight : std::uint8_t {
     phase,     ///< the program begins `name`, of what a user of the driver counts as `number`: "forward" of a step
     waits,     ///< a blocking call begins to wait; `name` and `number` of the collective, or "request"
-    finished,  ///< it has returned: the program is in its own code
+    finished,  ///< it has returned, or the phase `name` has ended: the program is in its own code
     entered,   ///< a collective or step was entered: `name`, `number`, `group`, `count` of elements
     mark,      ///< `name` has happened in `number`, whatever phase the program is in: "reduced" in a step
     left,      ///< this rank leaves the job
