@@ -54,19 +54,19 @@ class Sample(Sampled):
         self.sample("10", "11", "12", "13", "14", "15")
 
     def test_ranks_that_stop(self):
-        self.sample("18", "19")
-        self.sample("20", "18d", each=1)
+        self.sample("18", "19", rows_at_once=2)
+        self.sample("20", "18d", each=1, rows_at_once=2)
 
     def test_ranks_that_are_late_or_do_something_else(self):
         self.sample("21", each=max(1, EACH // 2))
         self.sample("22")
 
     def test_connections_that_carry_nothing(self):
-        self.sample("26", "27", "28", "30", each=max(1, EACH // 2))
+        self.sample("26", "27", "28", "30", each=max(1, EACH // 2), rows_at_once=4)
         self.sample("26d", each=1)
 
     def test_connections_that_are_slow_or_down_for_a_while(self):
-        self.sample("23", "25", "29", "32", each=max(1, EACH // 2))
+        self.sample("23", "25", "29", "32", each=max(1, EACH // 2), rows_at_once=2)
 
     def test_connections_that_end(self):
         self.sample("31")

@@ -104,16 +104,16 @@ def gone(rank):
 
 
 class Killed(FaultCase):
-    """Every phase, several ranks of jobs of 2, 3 and 4; algorithms and update policies take turns."""
+    """Every phase, ranks of jobs of 2, 3 and 4; algorithms and update policies take turns, each in some of the phases."""
 
     turns = [("algorithm=auto",), ("algorithm=ring",), ("update=sharded",), ("algorithm=recursive_doubling",),
              ("share=0",), ("algorithm=direct", "bucket=8192"), ("update=replicated",), ("algorithm=naive",),
              ("algorithm=halving_doubling",), ("thread=rests",), ("thread=rests", "share=0")]
 
     def phase(self, name, step=3):
-        where = [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (4, 0), (4, 2)]
+        where = [(2, 0), (3, 1), (4, 2), (4, 0)]
         for turn, (size, rank) in enumerate(where):
-            words = self.turns[(turn + len(name)) % len(self.turns)]
+            words = self.turns[(2 * turn + len(name)) % len(self.turns)]
             with self.subTest(size=size, rank=rank, words=words):
                 self.strike(size, [f"{rank}:kill:{name}:{step}"], gone(rank), [rank], *words, code=-signal.SIGKILL)
 
@@ -489,7 +489,7 @@ class Frozen(FaultCase):
             for signo in (signal.SIGSTOP, signal.SIGCONT):
                 for rank in job.ranks.values():
                     os.kill(rank.pid, signo)
-                time.sleep(2 * DEAD)
+                time.sleep(1.3 * DEAD)
             job.wait()
             self.assertEqual(self.digest_of(job), expected)
 
@@ -636,7 +636,7 @@ class SomethingElse(FaultCase):
 
 class ComingTogether(FaultCase):
     def test_a_rank_that_never_starts(self):
-        for size, missing in ((2, [1]), (3, [2]), (4, [1, 3])):
+        for size, missing in ((2, [1]), (4, [1, 3])):
             with self.subTest(size=size):
                 begin = time.monotonic()
                 with Job(size, command("join=1200"), without=missing) as job:
@@ -650,7 +650,7 @@ class ComingTogether(FaultCase):
                 self.assertLess(time.monotonic() - begin, (1.2 + 3) * SCALE)
 
     def test_rank_0_that_never_starts(self):
-        for size in (2, 3, 4):
+        for size in (2, 4):
             with self.subTest(size=size), Job(size, command("join=1000"), without=[0], inherit=False) as job:
                 job.wait((1.0 + 4) * SCALE)
                 for rank, process in job.ranks.items():
@@ -831,8 +831,8 @@ class LittleMemory(FaultCase):
         """One rank starts under `ulimit -v`, less each time, until its libraries cannot be loaded."""
         failed = 0
         for mebibytes in range(64, 0, -2):
-            with self.subTest(mebibytes=mebibytes), Job(3, command("steps=2"), without=[1], inherit=False) as job:
-                job.command = ["sh", "-c", f"ulimit -v {mebibytes << 10}; exec {FAULT_PROGRAM} steps=2"]
+            with self.subTest(mebibytes=mebibytes), Job(3, command("steps=2", "join=2500"), without=[1], inherit=False) as job:
+                job.command = ["sh", "-c", f"ulimit -v {mebibytes << 10}; exec {FAULT_PROGRAM} steps=2 join=2500"]
                 job.start(1)
                 job.wait()
                 codes = [job.ranks[r].code for r in range(3)]

@@ -437,11 +437,8 @@ class Network(BetweenHosts):
     def test_the_interface_goes_down(self):
         self.lost((0, 1), {0: 1, 1: 0}, lambda: self.hosts.cable("down"))
 
-    def test_two_and_two(self):
-        self.lost((0, 0, 1, 1), {0: "[23]", 1: "[23]", 2: "[01]", 3: "[01]"}, lambda: self.hosts.cable("down"))
-
     def test_two_and_two_in_a_phase_of_one_of_them(self):
-        for rank, phase in ((0, "forward"), (3, "backward"), (1, "waiting"), (2, "allreduce"), (3, "between")):
+        for rank, phase in ((0, "forward"), (2, "allreduce"), (3, "between")):
             with self.subTest(rank=rank, phase=phase):
                 self.lost((0, 0, 1, 1), {0: "[23]", 1: "[23]", 2: "[01]", 3: "[01]"}, lambda: self.hosts.cable("down"),
                           at=(rank, phase))
@@ -519,7 +516,7 @@ class Network(BetweenHosts):
 
     def test_full_packets_are_lost_on_the_way(self):
         self.hosts.lose_full_packets()
-        for where in ((0, 1), (0, 1, 1), (0, 1, 1, 0)):
+        for where in ((0, 1), (0, 1, 1, 0)):
             with self.subTest(where=where):
                 more = len(where) > 2  # what each rank is told of all others fills a packet: such a job does not start
                 ranks = self.endless(where, steps=None if more else False)
@@ -578,11 +575,9 @@ class Lossy(OverRelayedCable):
     def test_lost_packets_cost_time_and_nothing_else(self):
         whole, none = self.train(0)
         self.assertEqual(none, 0)
-        for loss, words in ((0.05, ()), (0.2, ("dead=30000",))):
-            with self.subTest(loss=loss):
-                digest, lost = self.train(loss, *words)
-                self.assertEqual(digest, whole)
-                self.assertGreater(lost, 50)
+        digest, lost = self.train(0.05)  # 20 %: slow_links_test.py
+        self.assertEqual(digest, whole)
+        self.assertGreater(lost, 50)
 
 
 class Star(Hosts):

@@ -63,12 +63,6 @@ class Torchrun(unittest.TestCase):
         self.assertIn("2 ranks over tcp, messages through memory;", said)
         self.assertEqual(re.findall(r"^ +(\d+) .* 0$", said, re.M), ["4", "512", "65536"], said)
 
-    def test_c10d_rendezvous(self):
-        ranks, digests = self.start("--nnodes", "1", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint",
-                                    f"localhost:{free_port()}", "--rdzv-id", "some job")
-        self.assertEqual(ranks, ["0", "1"])
-        self.assertEqual(len(digests), 1)
-
     def test_c10d_rendezvous_of_two_agents(self):
         options = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}",
                    "--rdzv-id", "two agents"]
