@@ -252,7 +252,7 @@ private:
                        all[r].record.code == errc::frame ? errc::frame : errc::peer_closed);
         }
         if constexpr (TimedTransport<T>)  // who is not driven that often would say what is long past
-            if (transport_.next_timer() != never) say_phase();
+            if (driven() >= says_ && transport_.next_timer() != never) say_phase();
         if constexpr (WatchfulTransport<T>) {
             if (failed_) return;
             if (std::optional<int> const peer = transport_.overdue_peer())

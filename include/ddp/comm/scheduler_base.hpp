@@ -143,7 +143,7 @@ protected:
     [[nodiscard]] virtual bool peer_is_occupied() const noexcept { return false; }
     [[nodiscard]] virtual int own_rank() const noexcept = 0;
 
-    /// Tells this rank's heartbeats what the program is doing, if the last time was timing.heartbeat ago.
+    /// Tells this rank's heartbeats what the program is doing; the next time is due after another timing.heartbeat.
     void say_phase() noexcept;
 
     /// Handles mail, then deadlines that have passed, then resumes every coroutine that can continue. All of them are
@@ -189,6 +189,7 @@ protected:
     std::atomic<bool> failed_{false};  // written by the thread that drives, read by any
     time_point failed_at_ = {};
     occupation occupied_{"", never};
+    time_point says_ = {};  // when to say_phase() next
     int calls_under_way_ = 0;
 
 private:
@@ -232,7 +233,6 @@ private:
     std::uint32_t next_context_ = 1;
     time_point driven_ = {}, moved_ = {};  // when this was driven last, and the transport
     time_point due_ = never;               // when it has to be driven again
-    time_point says_ = {};                 // when to say next what the program is doing
     time_point asks_ = {};                 // when to look next whether a peer is occupied
     nanoseconds absent_{0};                // in total; an operation's since_ does not count it
     time_point granted_ =

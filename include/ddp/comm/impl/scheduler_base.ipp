@@ -88,7 +88,6 @@ DDP_DECL scheduler_base::occupation scheduler_base::occupy(occupation with) noex
     return before;
 }
 DDP_DECL void scheduler_base::say_phase() noexcept {
-    if (driven_ < says_) return;
     says_ = driven_ + times_.heartbeat;
     mark mine = mark_in(*last_entered_);
     add_phase(mine);
