@@ -66,7 +66,7 @@ class Sample(Sampled):
         self.sample("26d", each=1)
 
     def test_connections_that_are_slow_or_down_for_a_while(self):
-        self.sample("23", "25", "29", "32", each=max(1, EACH // 2), rows_at_once=2)
+        self.sample("23", "25", "29", "32", each=max(1, EACH // 2))
 
     def test_connections_that_end(self):
         self.sample("31")
