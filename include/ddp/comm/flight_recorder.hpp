@@ -83,8 +83,8 @@ public:
     /// The same at a time on the transport's clock, which the caller has read.
     void record_at(time_point at, flight what, std::uint64_t number = 0, std::int64_t whose = 0,
                    std::uint64_t count = 0, char const* name = "") noexcept;
-    /// What the program is in: "forward of step 57", or "its own code" after a call that has waited. Empty if it waits, or
-    /// has done nothing yet.
+    /// What the program is in: "forward of step 57", or "its own code" after a call or pass that has returned. Empty if it
+    /// waits, or has done nothing yet.
     [[nodiscard]] bounded_text<32> phase() const noexcept;
     void fail(failure const& own) noexcept;
     /// Records the verdict, keeps its text, and dumps.
