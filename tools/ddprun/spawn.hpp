@@ -151,7 +151,8 @@ struct start_order {
     if (pid == 0) {
         ::setpgid(0, 0);
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-        status.read.reset();                                  // so that a write fails once nobody reads
+        // A write into the status pipe is to fail once the launcher reads no longer.
+        status.read.reset();
         if (::getppid() != launcher) ::_exit(exit_launcher);  // it died before prctl: nobody would kill us
         // The mask is a wish: where a container forbids it, the rank runs everywhere.
         if (!order.cores.empty()) ::sched_setaffinity(0, sizeof cores, &cores);
